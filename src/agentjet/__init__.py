@@ -1,0 +1,1 @@
+"""AgentJet trains the language models behind agents."""

@@ -1,0 +1,290 @@
+"""The sections of `swarm.toml`.
+
+Each field's docstring is also its help text. Unknown keys are errors. Paths are relative to the file's folder (see
+`agentjet.config.load`). Every value can be set by an environment variable: `AGENTJET_RUN__SEED=7`.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from agentjet.schemas.ids import check_token
+from agentjet.schemas.sampling import Sampling
+from agentjet.schemas.subject import CURRICULUM
+
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+
+
+class Section(BaseModel):
+    """A table of the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class RunSettings(Section):
+    """The run as a whole."""
+
+    name: str = "run"
+    """Slug; a run id is this and six random characters."""
+    id: str = ""
+    """Id of an existing run to go on with. Empty: the newest run in `dir`, or a fresh one."""
+    dir: Path = Path("runs/default")
+    """Folder for everything on disk: server data, weights, checkpoints, logs, secret."""
+    seed: int = 0
+    """Seed of data order, task seeds and initial randomness."""
+    num_steps: Natural = 0
+    """Optimizer steps after which every model has finished; 0 goes on until stopped."""
+    is_deterministic: bool = False
+    """Deterministic kernels in the learner: the same log gives the same bits (CPU)."""
+
+    @field_validator("name")
+    @classmethod
+    def _is_token(cls, name: str) -> str:
+        return check_token(name, "run.name")
+
+
+class NatsSettings(Section):
+    """How to reach the bus."""
+
+    url: str = "embedded"
+    """`nats://host:port` (several, separated by commas), or `embedded`: `agentjet up` starts a server of its own."""
+    port: Natural = 0
+    """Port of the embedded server; 0 takes a free one."""
+    user: str = ""
+    password: SecretStr = SecretStr("")
+    token: SecretStr = SecretStr("")
+    credentials: Path | None = None
+    """A NATS `.creds` file."""
+    sync: Literal["10ms", "always"] = "10ms"
+    """How soon the embedded server's writes reach the disk; `always` is the strict profile."""
+    store_gib: Positive = 10.0
+    """Most the embedded server may keep on disk, GiB."""
+    num_replicas: Count = 1
+    """Copies of each stream on a NATS cluster."""
+
+
+class StreamSettings(Section):
+    """Limits of the streams. Their sum stays below the store; a full stream refuses, it never forgets."""
+
+    max_gib: Positive = 8.0
+    """Shared out among the run's streams, GiB."""
+    admission_stop_ratio: Share = 0.8
+    """Fill of any stream at which no new group is issued."""
+    keep_calls_gib: Annotated[float, Field(ge=0)] = 0.5
+    """Merged calls kept for inspection, GiB."""
+
+
+class EngineSettings(Section):
+    """How a model generates."""
+
+    kind: Literal["transformers"] = "transformers"
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """`auto`: bfloat16 where the machine multiplies it fast, else float32."""
+    device: str = "auto"
+    """`auto` takes CUDA where there is one."""
+    num_threads: Natural = 0
+    """CPU threads; 0 takes every core."""
+    max_running: Count = 64
+    """Most requests in a batch."""
+    context_tokens: Natural = 0
+    """Most tokens of prompt and completion; 0 takes the model's own limit (at most 8,192)."""
+    cache_tokens: Count = 65_536
+    """Token positions whose keys and values are kept."""
+    prefill_tokens: Count = 1024
+    """Most prompt tokens computed in one step."""
+    hold_seconds: Annotated[float, Field(ge=0)] = 20.0
+    """After a step of the learner, how long new requests wait for its weights."""
+
+
+class AlgorithmSettings(Section):
+    """Advantages and loss. Formulas and sources: `agentjet.algorithm`."""
+
+    advantage: Literal["grpo", "rloo", "centred"] = "grpo"
+    """`grpo`: (r - mean) / std; `centred`: r - mean (Dr. GRPO); `rloo`: r - mean of the others."""
+    std: Literal["population", "sample"] = "sample"
+    """Which standard deviation `grpo` divides by."""
+    std_epsilon: Positive = 1e-6
+    loss: Literal["reinforce", "ppo"] = "ppo"
+    """`reinforce`: -A * log-prob with the correction as weight; `ppo`: clipped ratio against the proximal policy."""
+    clip_low: Positive = 0.2
+    clip_high: Positive = 0.2
+    dual_clip: Annotated[float, Field(ge=0)] = 3.0
+    """Bound on the loss of negative advantages, in multiples of A; 0 is off."""
+    correction: Literal["none", "tis", "icepop"] = "tis"
+    """Weight for the sampler's distance to the proximal policy: truncated importance sampling, or a band."""
+    correction_cap: Positive = 2.0
+    """Upper cap of `tis`, upper end of the `icepop` band."""
+    correction_floor: Annotated[float, Field(ge=0)] = 0.5
+    """Lower end of the `icepop` band."""
+    aggregation: Literal["episode", "token_mean", "sequence_mean", "sequence_sum", "constant"] = "episode"
+    """How token losses become one number; `episode`: each episode's terms weigh 1/episodes in all."""
+    sequence: Literal["call", "episode"] = "call"
+    """What a sequence is for the sequence aggregations."""
+    constant_divisor: Positive = 1024.0
+    """Divisor of the `constant` aggregation."""
+    drop_constant_groups: bool = False
+    """Discard groups whose rewards are all equal (they never count in a denominator)."""
+    min_group: Count = 2
+    """Fewest usable members of a group that trains with its survivors."""
+
+
+class LearnerSettings(Section):
+    """How a model learns."""
+
+    batch_groups: Count = 4
+    """Groups of one optimizer step."""
+    learning_rate: Positive = 1e-6
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: Natural = 0
+    schedule_steps: Natural = 0
+    """Length of the schedule; 0 takes `run.num_steps`."""
+    beta1: Share = 0.9
+    beta2: Share = 0.999
+    adam_epsilon: Positive = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    max_grad_norm: Positive = 1.0
+    num_minibatches: Count = 1
+    """Optimizer updates over one batch."""
+    pack_tokens: Count = 768
+    """Unique tokens computed together."""
+    precision: Literal["auto", "bf16", "float32"] = "auto"
+    """Arithmetic of the forward pass; master weights are always float32. `auto` follows the engine's dtype."""
+    device: str = "auto"
+    num_threads: Natural = 0
+    admission_bound: Natural = 0
+    """a: batches that may be issued beyond the one that is being collected."""
+    straggler_bound: Natural = 0
+    """w: batches by which a slow group may be overtaken."""
+    max_nonfinite: Count = 5
+    """Gradients in a row that may be skipped before the learner gives up."""
+    train_tokens: Natural = 0
+    """Longest branch trained; 0 has no limit."""
+
+
+class ModelSettings(Section):
+    """One trainable (or only served) model."""
+
+    path: str
+    """A preset (`agentjet model ls`), a folder, or a Hugging Face id."""
+    is_trained: bool = True
+    """False: served only (a judge, an opponent)."""
+    engine: EngineSettings = Field(default_factory=EngineSettings)
+    learner: LearnerSettings = Field(default_factory=LearnerSettings)
+    algorithm: AlgorithmSettings = Field(default_factory=AlgorithmSettings)
+
+
+class PoolSettings(Section):
+    """A pool of tasks."""
+
+    workflow: str = ""
+    """`file.py:function` or `module:function`; empty: clients bring tasks and agents of their own."""
+    tasks: str = ""
+    """A `.jsonl` file, or `file.py:function` that returns a list of tasks; empty: clients offer them."""
+    models: tuple[str, ...] = ()
+    """Models that its episodes train; empty: all trained ones."""
+    weight: Positive = 1.0
+    """Share of the admitted groups among the pools."""
+    group_size: Count = 8
+    is_shuffled: bool = True
+    num_epochs: Natural = 0
+    """Passes over the data; 0 repeats for ever."""
+    deadline_seconds: Positive = 600.0
+    """From claim to end."""
+    max_offers: Count = 3
+    max_running: Count = 64
+    """Episodes that one rollout plays at once."""
+    sampling: Sampling = Field(default_factory=Sampling)
+    reward: str = "client"
+    """`client`: the agent's own return; or `file.py:function` / `module:function`."""
+    reward_timeout_seconds: Positive = 60.0
+
+
+class EvalSettings(Section):
+    """Evaluations: never trained, fixed seeds, one version."""
+
+    pool: str = ""
+    """Pool whose workflow and tasks are used; empty: no evaluation."""
+    every_steps: Natural = 10
+    """Also before the first step and after the last."""
+    num_tasks: Count = 8
+    num_repeats: Count = 1
+    """Episodes for each task."""
+    seed: int = 20_000
+    sampling: Sampling = Field(default_factory=lambda: Sampling(temperature=0.0))
+
+
+class GatewaySettings(Section):
+    """The HTTP endpoint that agents speak to."""
+
+    host: str = "127.0.0.1"
+    port: Natural = 0
+    """0 takes a free one."""
+    max_body_bytes: Count = 16 * 1024 * 1024
+    request_seconds: Positive = 300.0
+    """Longest a model call may take."""
+    is_strict: bool = False
+    """Refuse sampling fields that break the ratio instead of overriding them."""
+
+
+class RolloutSettings(Section):
+    """The processes that play episodes."""
+
+    num_workers: Count = 2
+    """Worker processes; a crash or endless loop costs one of them."""
+    max_running: Count = 64
+    """Episodes at once over all workers."""
+
+
+class RewardSettings(Section):
+    """Scoring."""
+
+    num_workers: Count = 1
+    """Worker processes for reward functions."""
+    max_crashes: Count = 3
+    """Tries before an episode that crashes its reward function is invalid."""
+
+
+class CheckpointSettings(Section):
+    """What is kept of the learners' state."""
+
+    every_steps: Natural = 20
+    """0: only at the end."""
+    keep: Count = 2
+
+
+class SwarmSettings(Section):
+    """The whole file."""
+
+    run: RunSettings = Field(default_factory=RunSettings)
+    nats: NatsSettings = Field(default_factory=NatsSettings)
+    streams: StreamSettings = Field(default_factory=StreamSettings)
+    models: dict[str, ModelSettings] = Field(default_factory=dict[str, ModelSettings])
+    pools: dict[str, PoolSettings] = Field(default_factory=dict[str, PoolSettings])
+    eval: EvalSettings = Field(default_factory=EvalSettings)
+    gateway: GatewaySettings = Field(default_factory=GatewaySettings)
+    rollout: RolloutSettings = Field(default_factory=RolloutSettings)
+    reward: RewardSettings = Field(default_factory=RewardSettings)
+    checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
+
+    @model_validator(mode="after")
+    def _names_fit(self) -> "SwarmSettings":
+        for name in (*self.models, *self.pools):
+            check_token(name, "name")
+        if CURRICULUM in self.models:
+            raise ValueError(f"models.{CURRICULUM}: this name is taken by the curriculum's ledger")
+        for pool, settings in self.pools.items():
+            for model in settings.models:
+                if model not in self.models:
+                    raise ValueError(f"pools.{pool}.models: there is no [models.{model}]")
+        if self.eval.pool and self.eval.pool not in self.pools:
+            raise ValueError(f"eval.pool: there is no [pools.{self.eval.pool}]")
+        return self
+
+    def trained_models(self, pool: str) -> tuple[str, ...]:
+        """Names of the models that a pool's episodes train, in the order of the file."""
+        wanted = self.pools[pool].models or tuple(self.models)
+        return tuple(name for name in wanted if self.models[name].is_trained)

@@ -1,0 +1,1 @@
+"""Engines that generate, and the service that keeps token-exact histories."""

@@ -1,0 +1,106 @@
+"""What the inference actor knows of an engine: token ids in, token ids and log-probs out.
+
+Invariants:
+
+- Ids are exactly as sampled; each log-prob is that of its token at the sampling temperature over the whole vocabulary,
+  computed in float32.
+- No cached key or value survives a change of weights: running requests recompute theirs, and each token carries the
+  version that drew it.
+- `update_weights` is ordered: no token is drawn while it runs; when it raises or times out the engine goes on with the
+  old version. An engine is never left paused.
+
+It does not know text beyond stop strings, episodes, or the bus.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from agentjet.schemas.call import FinishReason
+from agentjet.schemas.ids import Version
+from agentjet.schemas.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A question to an engine."""
+
+    id: str
+    """Unique; names the request for `cancel`."""
+    prompt_ids: Sequence[int]
+    sampling: Sampling
+    stop_ids: frozenset[int]
+    """Tokens that end the reply (every end-of-turn id of the generation config)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Tokens drawn since the last one; the last draw of a generation has a finish reason."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Float32, one for each id."""
+    version: Version
+    """Weights that drew all of these ids."""
+    finish_reason: FinishReason | None = None
+    stop_string: str | None = None
+    """The stop string that ended it, if one did."""
+    num_cached_tokens: int = 0
+    """Prompt tokens whose keys and values were at hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """How busy an engine is."""
+
+    num_running: int
+    num_waiting: int
+    num_cached_tokens: int
+    tokens_per_second: float
+    """Drawn tokens over the last seconds of work."""
+
+
+class Engine(Protocol):
+    """Generates for one model with continuous batching."""
+
+    @property
+    def version(self) -> Version: ...
+    @property
+    def context_length(self) -> int:
+        """Most tokens of prompt and completion together."""
+        ...
+
+    @property
+    def load(self) -> EngineLoad: ...
+
+    async def start(self) -> None:
+        """Load the model; errors are `ModelNotFoundError`, `UnsupportedArchitectureError`, `EngineError`."""
+        ...
+
+    def generate(self, generation: Generation) -> AsyncIterator[Draw]:
+        """Draws as they come.
+
+        Raises ContextLengthError when the prompt leaves no room, EngineError when the engine fails. Closing the
+        iterator cancels the generation.
+        """
+        ...
+
+    async def update_weights(self, version: Version, path: Path, *, timeout_seconds: float = 120.0) -> None:
+        """Load a full safetensors snapshot (names as in the model's state dict) and serve it as `version`.
+
+        Raises EngineError or TimeoutError, and then the engine goes on with the old weights.
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Tokenizer(Protocol):
+    """The part of a Transformers tokenizer that is used here."""
+
+    @property
+    def chat_template(self) -> str | None: ...
+    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = ...) -> str: ...
+    def apply_chat_template(self, conversation: Sequence[Mapping[str, Any]], **kwargs: Any) -> Any: ...

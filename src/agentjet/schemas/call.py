@@ -1,0 +1,159 @@
+"""INFER and CALLS: a question to a model, its deltas and reply, and the durable record."""
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from agentjet.schemas.field import AsTuple, Closed, Float32Array, Int32Array, TokenIds
+from agentjet.schemas.ids import CallId, RunId
+from agentjet.schemas.record import Part, Record
+from agentjet.schemas.sampling import Sampling
+
+
+class FinishReason(StrEnum):
+    """Why a reply ended."""
+
+    STOP = "stop"
+    """An end-of-turn token or a stop string."""
+    LENGTH = "length"
+    """`max_tokens` or the context."""
+    TOOL_CALLS = "tool_calls"
+    """As STOP, and the reply holds tool calls."""
+    CANCELLED = "cancelled"
+    """The caller went away; what was drawn is kept."""
+
+
+class ForkCause(StrEnum):
+    """Why a call's prompt does not continue an earlier call of its episode."""
+
+    NONE = "none"
+    """It continues one."""
+    FIRST = "first"
+    """It opens a conversation."""
+    HISTORY_EDITED = "history_edited"
+    """The agent changed or dropped earlier messages."""
+    TEMPLATE_REWROTE = "template_rewrote"
+    """The messages extend, the template's rendering does not."""
+    TOOLS_CHANGED = "tools_changed"
+    """Another tool list."""
+    STOP_STRING = "stop_string"
+    """The earlier reply ended inside a token at a stop string; the prompt shows the visible text."""
+
+
+class InferRequest(Record):
+    """INFER: a question to a model. The reply's inbox stands in the header `AJ-Reply`."""
+
+    schema_name = "infer_request"
+
+    run: RunId
+    call: CallId
+    key: str
+    """The caller's signed key; inference checks it."""
+    model: str
+    agent: str = ""
+    """Name of the sub-agent that asks; part of the comparison of histories."""
+    messages: Annotated[tuple[dict[str, Any], ...], AsTuple]
+    """OpenAI chat messages."""
+    tools: Annotated[tuple[dict[str, Any], ...], AsTuple] = ()
+    """OpenAI function tools."""
+    sampling: Sampling
+    stream: bool = False
+    num_logprobs: int | None = None
+    """Alternatives wanted per token; 0 wants the sampled token's only, None wants none."""
+    deadline: float
+    """Bus time, seconds since the epoch, after which nobody waits for the reply."""
+
+
+class InferDelta(Record):
+    """A piece of a reply, sent to the inbox as it is drawn."""
+
+    schema_name = "infer_delta"
+
+    call: CallId
+    generation: str
+    """Names one generation: deltas of two generations are never spliced."""
+    index: int
+    """Tokens drawn before this delta."""
+    text: str
+
+
+class Usage(Part):
+    """Token counts of a call."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    """Prompt tokens whose keys and values were at hand."""
+
+
+class InferReply(Record):
+    """The whole reply, read back from CALLS, or an error."""
+
+    schema_name = "infer_reply"
+
+    call: CallId
+    generation: str = ""
+    message: dict[str, Any] = Field(default_factory=dict)
+    """OpenAI assistant message."""
+    finish_reason: Annotated[FinishReason, Closed] = FinishReason.STOP
+    usage: Usage = Field(default_factory=lambda: Usage(prompt_tokens=0, completion_tokens=0))
+    version: str = ""
+    """Version of the last token."""
+    overridden: Annotated[tuple[str, ...], AsTuple] = ()
+    """Sampling fields that were overridden because they break the ratio."""
+    completion_ids: TokenIds = ()
+    logprobs: Float32Array = ()
+    error: "CallError | None" = None
+
+
+class CallError(Part):
+    """Why a call has no reply."""
+
+    status: int
+    """HTTP status that says it: 400, 401, 403, 404, 409, 429, 503."""
+    code: str
+    """Short name, for example `context_length_exceeded`."""
+    message: str
+    param: str | None = None
+
+
+class Call(Record):
+    """CALLS: one generation, as sampled. The prompt is the parent's whole sequence plus `prompt_ids`."""
+
+    schema_name = "call"
+
+    run: RunId
+    call: CallId
+    ticket: str
+    attempt: int
+    model: str
+    agent: str = ""
+    engine: str
+    generation: str
+    parent: CallId | None = None
+    """Call of the same attempt whose prompt and completion this prompt extends."""
+    prompt_ids: TokenIds
+    """The increment after the parent's sequence; the whole prompt when there is no parent. Mask 0."""
+    completion_ids: TokenIds
+    """Tokens exactly as sampled, the end-of-turn token included when it was drawn. Mask 1."""
+    logprobs: Float32Array
+    """Log-prob of each completion token at `sampling.temperature` over the whole vocabulary."""
+    version_starts: Int32Array = (0,)
+    """Index into the completion where each of `versions` begins."""
+    versions: Annotated[tuple[str, ...], AsTuple]
+    """Weights that drew the completion; more than one when an update came in flight."""
+    sampling: Sampling
+    messages: Annotated[tuple[dict[str, Any], ...], AsTuple]
+    """The request's messages after those of the parent and its reply."""
+    tools: Annotated[tuple[dict[str, Any], ...], AsTuple] = ()
+    message: dict[str, Any]
+    """The assistant message that the agent received."""
+    finish_reason: Annotated[FinishReason, Closed]
+    fork: Annotated[ForkCause, Closed] = ForkCause.NONE
+    is_drifted: bool = False
+    """Encoding the reply's text gives other ids than those sampled; the history keeps the sampled ones."""
+    usage: Usage
+    overridden: Annotated[tuple[str, ...], AsTuple] = ()
+    seconds: float = 0.0
+    """From taking the request to the last token."""

@@ -1,0 +1,30 @@
+"""WEIGHTS: a version that engines may load."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from agentjet.schemas.ids import RunId
+from agentjet.schemas.record import Record
+
+
+class Weights(Record):
+    """A full snapshot; immutable. Engines ignore versions that LEDGER lacks or has voided."""
+
+    schema_name = "weights"
+
+    run: RunId
+    model: str
+    version: str
+    ledger_sequence: int
+    """The LEDGER record (step or start) that made it."""
+    dtype: str
+    num_bytes: Annotated[int, Field(ge=0)]
+    sha256: str
+    """Of the safetensors file."""
+    path: str = ""
+    """A file on a path shared with the engines; empty when it rides as a blob."""
+    host: str = ""
+    """Where `path` is local; another host needs the blob or a shared folder."""
+    is_blob: bool = False
+    """Whether the bytes are on the bus."""

@@ -1,0 +1,1 @@
+"""The tree learner: forward over token forests, loss, optimizer step, state on disk."""
