@@ -1,5 +1,6 @@
 """One `swarm.toml` for a whole swarm, checked and explained; knows no torch."""
 
+from agentjet.config.load import LoadedConfig, config_digest, load
 from agentjet.config.settings import (
     AlgorithmSettings,
     CheckpointSettings,
@@ -24,6 +25,7 @@ __all__ = [
     "EvalSettings",
     "GatewaySettings",
     "LearnerSettings",
+    "LoadedConfig",
     "ModelSettings",
     "NatsSettings",
     "PoolSettings",
@@ -32,4 +34,6 @@ __all__ = [
     "RunSettings",
     "StreamSettings",
     "SwarmSettings",
+    "config_digest",
+    "load",
 ]
