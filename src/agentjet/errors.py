@@ -115,6 +115,10 @@ class EngineError(AgentJetError, RuntimeError):
     """An engine failed at a call; the call may be tried elsewhere."""
 
 
+class AbortError(AgentJetError):
+    """The agent gives its episode up: it is re-offered, not scored. Agents raise it through `policy.abort(why)`."""
+
+
 class RewardError(AgentJetError, RuntimeError):
     """The reward function raised, timed out or returned no number; the episode is invalid, never zero."""
 

@@ -1,0 +1,79 @@
+"""The worker's side: one piece of work after another, in a forked process of its own.
+
+One event loop lives as long as the worker, so that clients and connections of the user's code can be kept between
+pieces of work; tasks that a piece leaves behind are cancelled before the next. Nothing is read while user code runs:
+the way to stop it is to kill the process.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import psutil
+
+from agentjet.errors import AbortError
+from agentjet.workers.frame import pack, receive
+
+Emit = Callable[[dict[str, Any]], None]
+"""Sends a message to the pool while the work goes on."""
+
+Adapter = Callable[[Callable[..., Any], dict[str, Any], Emit], Awaitable[Any]]
+"""What a worker does with the user's function and a payload; returns what msgpack can carry."""
+
+_MAX_MESSAGE = 2_000
+
+
+def work(sock: socket.socket, adapter: Adapter, function: Callable[..., Any]) -> None:
+    """Does what comes over the socket until it closes."""
+    _fresh_randomness()
+
+    def emit(message: dict[str, Any]) -> None:
+        sock.sendall(pack({"message": message}))
+
+    with asyncio.Runner() as runner:
+        while (payload := receive(sock)) is not None:
+            reply = runner.run(_once(adapter, function, payload, emit))
+            reply["rss_bytes"] = psutil.Process().memory_info().rss
+            sock.sendall(_packed(reply))
+
+
+async def _once(adapter: Adapter, function: Callable[..., Any], payload: dict[str, Any], emit: Emit) -> dict[str, Any]:
+    try:
+        return {"value": await adapter(function, payload, emit)}
+    except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001 - user code may raise anything
+        return {"failure": _failure(error)}
+    finally:
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    return {
+        "kind": type(error).__name__,
+        "message": (str(error) or type(error).__name__)[:_MAX_MESSAGE],
+        "traceback": "".join(traceback.format_exception(error))[-20 * _MAX_MESSAGE :],
+        "is_abort": isinstance(error, AbortError),
+    }
+
+
+def _packed(reply: dict[str, Any]) -> bytes:
+    try:
+        return pack(reply)
+    except (TypeError, ValueError) as error:
+        problem = TypeError(
+            f"the returned value can not be sent: {error}; return numbers, strings, lists and dicts only"
+        )
+        return pack({"failure": _failure(problem), "rss_bytes": reply["rss_bytes"]})
+
+
+def _fresh_randomness() -> None:
+    """Python reseeds `random` in a forked process, numpy does not: all workers would draw the same numbers."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(int.from_bytes(os.urandom(4)))

@@ -1,0 +1,258 @@
+"""Real processes: what user code does to its process befalls one piece of work only."""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agentjet.errors import WorkflowError
+from agentjet.workers.pool import WorkerPool
+
+CODE = """
+import asyncio, os, signal, subprocess, sys, time
+from agentjet.errors import AbortError
+LEAK = []
+
+async def run(task, policy):
+    policy.log({"pid": os.getpid()})
+    match task.get("do"):
+        case "exit": os._exit(3)
+        case "segfault": os.kill(os.getpid(), signal.SIGSEGV)
+        case "loop":
+            while True: pass
+        case "raise": raise KeyError("no such tool")
+        case "sysexit": sys.exit(4)
+        case "abort": policy.abort("the site is down")
+        case "leak": LEAK.append(bytearray(300 << 20))
+        case "leave a task": LEAK.append(asyncio.create_task(asyncio.sleep(1000)))
+        case "object": return {"result": object()}
+        case "grandchild":
+            child = subprocess.Popen(["sleep", "100"])
+            policy.log({"child": child.pid})
+            os._exit(1)
+        case "tasks": return float(len(asyncio.all_tasks()))
+        case "sleep": await asyncio.sleep(task["seconds"])
+        case "env": return {"result": [name for name in os.environ if name.startswith("AGENTJET_")]}
+    return 1.0
+
+def plain(task, policy):
+    return {"reward": 0.5, "metrics": {"turns": 2}}
+"""
+
+ADAPTER = "agentjet.rollout.workflow:play"
+
+
+@contextlib.asynccontextmanager
+async def open_pool(entry: str, **options: int) -> AsyncIterator[WorkerPool]:
+    pool = WorkerPool(entry, **{"adapter": ADAPTER, "max_running": 8} | options)
+    await pool.start()
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Path:
+    path = tmp_path / "agent.py"
+    path.write_text(CODE)
+    return path
+
+
+@pytest.fixture
+async def pool(agent: Path) -> AsyncIterator[WorkerPool]:
+    async with open_pool(f"{agent}:run") as pool:
+        yield pool
+
+
+def payload(**task: object) -> dict[str, object]:
+    return {"task": task, "policy": {"base_url": "http://x/v1", "api_key": "k", "models": ["m"]}}
+
+
+async def play(pool: WorkerPool, timeout_seconds: float = 10.0, **task: object):
+    messages: list[dict[str, int]] = []
+    done = await pool.run(payload(**task), timeout_seconds=timeout_seconds, on_message=messages.append)
+    return done, messages
+
+
+async def test_a_worker_is_reused(pool: WorkerPool):
+    (first, log_1), (second, log_2) = await play(pool), await play(pool)
+    assert first.value == second.value == {"reward": 1.0, "metrics": {}, "result": None}
+    assert log_1 == log_2
+    assert len(first.digest) == 64
+
+
+async def test_a_plain_function_is_run_too(agent: Path):
+    async with open_pool(f"{agent}:plain") as pool:
+        done, _ = await play(pool)
+    assert done.value == {"reward": 0.5, "metrics": {"turns": 2.0}, "result": None}
+
+
+@pytest.mark.parametrize(
+    ("do", "kind", "words"),
+    [
+        ("exit", "WorkerDied", "exited with status 3"),
+        ("segfault", "WorkerDied", "was killed by SIGSEGV"),
+        ("raise", "KeyError", "no such tool"),
+        ("sysexit", "SystemExit", "4"),
+        ("object", "TypeError", "can not be sent"),
+    ],
+)
+async def test_a_fault_costs_one_piece_of_work(pool: WorkerPool, do: str, kind: str, words: str):
+    bystander = asyncio.create_task(play(pool, do="sleep", seconds=0.3))
+    await asyncio.sleep(0.05)
+    done, _ = await play(pool, do=do)
+    assert done.failure is not None
+    assert done.failure.kind == kind
+    assert words in done.failure.message
+    assert done.failure.is_crash == (kind == "WorkerDied")
+    assert (await bystander)[0].value["reward"] == 1.0
+    assert (await play(pool))[0].value["reward"] == 1.0
+
+
+async def test_an_endless_loop_is_killed_at_its_deadline(pool: WorkerPool):
+    began = time.monotonic()
+    done, log = await play(pool, 0.5, do="loop")
+    assert done.failure is not None
+    assert done.failure.is_late
+    assert time.monotonic() - began < 5
+    await _gone(log[0]["pid"])
+
+
+async def test_abort_is_told_apart(pool: WorkerPool):
+    done, _ = await play(pool, do="abort")
+    assert done.failure is not None
+    assert done.failure.is_abort
+    assert done.failure.message == "the site is down"
+
+
+async def test_a_cancelled_piece_kills_its_worker(pool: WorkerPool):
+    messages: list[dict[str, int]] = []
+    began = asyncio.Event()
+    task = asyncio.create_task(
+        pool.run(payload(do="loop"), timeout_seconds=60, on_message=lambda line: (messages.append(line), began.set()))
+    )
+    await began.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await _gone(messages[0]["pid"])
+    assert pool.num_running == 0
+
+
+async def test_children_of_a_crashed_agent_go_with_it(pool: WorkerPool):
+    done, log = await play(pool, do="grandchild")
+    assert done.failure is not None
+    await _gone(log[1]["child"])
+
+
+async def test_tasks_left_behind_end_with_the_episode(agent: Path):
+    async with open_pool(f"{agent}:run", max_running=1) as pool:
+        await play(pool, do="leave a task")
+        assert (await play(pool, do="tasks"))[0].value["reward"] == 1.0
+
+
+async def test_a_worker_that_leaked_is_replaced(agent: Path):
+    async with open_pool(f"{agent}:run", max_rss_bytes=250 << 20) as pool:
+        _, before = await play(pool, do="leak")
+        _, after = await play(pool)
+    assert before != after
+
+
+async def test_a_worker_is_replaced_after_its_share_of_work(agent: Path):
+    async with open_pool(f"{agent}:run", recycle_after=2) as pool:
+        pids = [(await play(pool))[1][0]["pid"] for _ in range(5)]
+    assert pids[0] == pids[1] != pids[2] == pids[3] != pids[4]
+
+
+async def test_user_code_sees_no_settings_of_ours(agent: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AGENTJET_SECRET", "00")
+    async with open_pool(f"{agent}:run") as pool:
+        assert (await play(pool, do="env"))[0].value["result"] == []
+
+
+async def test_changed_code_plays_the_next_episodes_and_running_ones_finish_on_the_old(pool: WorkerPool, agent: Path):
+    old = asyncio.create_task(play(pool, do="sleep", seconds=0.5))
+    await asyncio.sleep(0.1)
+    _write(agent, CODE.replace("return 1.0", "return 2.0"))
+    new, _ = await play(pool)
+    assert new.value["reward"] == 2.0
+    finished, _ = await old
+    assert finished.value["reward"] == 1.0
+    assert finished.digest != new.digest
+
+
+async def test_broken_new_code_leaves_the_last_good_code_at_work(pool: WorkerPool, agent: Path):
+    _write(agent, "import nothing_like_this\n")
+    done, _ = await play(pool)
+    assert done.value["reward"] == 1.0
+    assert "nothing_like_this" in pool.problem
+
+
+async def test_a_killed_zygote_is_replaced(pool: WorkerPool):
+    running = asyncio.create_task(play(pool, do="sleep", seconds=5))
+    await asyncio.sleep(0.2)
+    assert pool._nursery is not None
+    assert pool._nursery._process is not None
+    pool._nursery._process.kill()
+    done, _ = await running
+    assert done.failure is not None
+    assert done.failure.is_crash
+    assert (await play(pool))[0].value["reward"] == 1.0
+
+
+async def test_closing_leaves_no_process(agent: Path):
+    async with open_pool(f"{agent}:run") as pool:
+        _, log = await play(pool)
+        busy = asyncio.create_task(play(pool, do="loop"))
+        await asyncio.sleep(0.1)
+    await _gone(log[0]["pid"])
+    done, _ = await busy
+    assert done.failure is not None
+    assert not [child for child in psutil.Process(os.getpid()).children(recursive=True) if "zygote" in str(child)]
+
+
+async def test_many_episodes_at_once_are_cheap_to_start(agent: Path):
+    async with open_pool(f"{agent}:run", max_running=32) as pool:
+        results = await asyncio.gather(*(play(pool, do="sleep", seconds=0.3) for _ in range(32)))
+    assert len({log[0]["pid"] for _, log in results}) == 32
+    assert all(done.failure is None for done, _ in results)
+
+
+@pytest.mark.parametrize(
+    ("code", "entry", "words"),
+    [
+        (None, "agent.py:run", "there is no file"),
+        ("", "agent.py", "names no function"),
+        ("def other(): ...", "agent.py:run", "defines no 'run'; it has other"),
+        ("x = 1\n\nraise ValueError('bad day')", "agent.py:run", "line 3: ValueError: bad day"),
+        ("def run(:\n", "agent.py:run", "line 1: SyntaxError"),
+        ("import os; os._exit(9)", "agent.py:run", "ended the process"),
+        ("async def run(task, policy): yield 1", "agent.py:run", "no generator"),
+        ("", "no_such_module_anywhere:run", "there is no module"),
+    ],
+)
+async def test_a6_code_that_can_not_be_loaded_is_one_sentence(tmp_path: Path, code: str | None, entry: str, words: str):
+    if code is not None:
+        (tmp_path / "agent.py").write_text(code)
+    text = f"{tmp_path}/{entry}" if entry.startswith("agent.py") else entry
+    with pytest.raises(WorkflowError, match=words) as caught:
+        async with open_pool(text):
+            pass
+    assert "\n" not in str(caught.value)
+
+
+def _write(path: Path, code: str) -> None:
+    path.write_text(code)
+
+
+async def _gone(pid: int) -> None:
+    for _ in range(300):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail(f"process {pid} is still there")
