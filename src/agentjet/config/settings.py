@@ -163,6 +163,11 @@ class LearnerSettings(Section):
     """Gradients in a row that may be skipped before the learner gives up."""
     train_tokens: Natural = 0
     """Longest branch trained; 0 has no limit."""
+    weights_route: Literal["auto", "path", "bus"] = "auto"
+    """How new weights reach the engines: a file on a shared path, or chunks over the bus; `auto` takes the file while
+    every engine of the model is on the learner's host."""
+    keep_weights: Count = 2
+    """Newest versions kept for engines that join late."""
 
 
 class ModelSettings(Section):

@@ -1,0 +1,15 @@
+"""The checkpoint actor: verifies and names what learners wrote, keeps the newest."""
+
+from agentjet.actors.process import Actor, main
+from agentjet.checkpoint import CheckpointKeeper
+
+
+async def run(actor: Actor) -> None:
+    """Until stopped."""
+    keeper = CheckpointKeeper(actor.bus, actor.run, actor.settings)
+    actor.waiting, actor.metrics, actor.state = keeper.waiting, keeper.metrics, "busy"
+    await keeper.run()
+
+
+if __name__ == "__main__":
+    main("checkpoint", run)

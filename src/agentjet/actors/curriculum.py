@@ -1,0 +1,15 @@
+"""The curriculum actor: issues tickets, serves claims, buries the dead, purges."""
+
+from agentjet.actors.process import Actor, main
+from agentjet.curriculum.curriculum import Curriculum
+
+
+async def run(actor: Actor) -> None:
+    """Until the run is finished."""
+    curriculum = Curriculum(actor.bus, actor.run, actor.settings, actor.place.secret())
+    actor.waiting, actor.metrics, actor.state = curriculum.waiting, curriculum.metrics, "busy"
+    await curriculum.run()
+
+
+if __name__ == "__main__":
+    main("curriculum", run)

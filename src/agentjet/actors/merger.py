@@ -1,0 +1,91 @@
+"""The merger actor: the calls of a scored episode become one token prefix tree per model.
+
+It writes exactly one record for each slot and model: a sample, or a tombstone. Which one is a function of the score, so
+a redelivered score finds the same record already stored.
+"""
+
+import time
+
+from agentjet.actors.process import Actor, main
+from agentjet.bus.handler import ConsumeState, PostponeError, consume
+from agentjet.bus.protocol import StoredMessage
+from agentjet.bus.record import put_once, read_as
+from agentjet.merging.timeline import merge_episode, tombstone
+from agentjet.schemas import subject
+from agentjet.schemas.call import Call
+from agentjet.schemas.ids import TicketId
+from agentjet.schemas.sample import Sample, Tombstone, TombstoneReason
+from agentjet.schemas.score import Outcome, Score
+from agentjet.schemas.subject import Stream, stream_name
+from agentjet.schemas.task import EpisodeKind
+
+CALL_WAIT_SECONDS = 60.0
+
+
+class Merger:
+    """One worker of the stage."""
+
+    def __init__(self, actor: Actor) -> None:
+        self._bus, self._run = actor.bus, actor.run
+        self._first_missed: dict[TicketId, float] = {}
+        self._state = ConsumeState(0, 0, 0, 0, "a score", time.monotonic())
+
+    def metrics(self) -> dict[str, float]:
+        """Counts since the start."""
+        return {"num_merged": float(self._state.num_handled), "num_poisoned": float(self._state.num_poisoned)}
+
+    def note(self, state: ConsumeState) -> None:
+        """Keep the stage's state for the heartbeat."""
+        self._state = state
+
+    async def handle(self, message: StoredMessage) -> None:
+        """Settle one score's slots."""
+        score = await read_as(Score, self._bus, self._run, Stream.SCORES, message)
+        ticket = score.ticket
+        if ticket.kind is EpisodeKind.EVAL or not score.closes_slot:
+            return
+        for model in ticket.models:
+            if score.outcome is not Outcome.SCORED:
+                detail = score.fault.message if score.fault else score.outcome.value
+                await self._store(tombstone(ticket, model, TombstoneReason.DEAD, detail))
+            elif not score.calls.get(model):
+                await self._store(tombstone(ticket, model, TombstoneReason.UNUSED, "the episode never called it"))
+            else:
+                calls = await self._calls(score, model)
+                await self._store(merge_episode(calls, ticket=ticket, model=model, score=score))
+
+    async def poison(self, message: StoredMessage, error: Exception) -> None:
+        """Close the slots of a score that crashes the merger every time."""
+        score = await read_as(Score, self._bus, self._run, Stream.SCORES, message)
+        for model in score.ticket.models:
+            await self._store(tombstone(score.ticket, model, TombstoneReason.POISON, str(error)))
+
+    async def _calls(self, score: Score, model: str) -> list[Call]:
+        """The attempt's calls; a call named by the score may still be on its way to this reader."""
+        ticket = score.ticket.id
+        pattern = subject.calls_of(self._run, ticket, score.attempt, model)
+        stored = await self._bus.last_many(stream_name(self._run, Stream.CALLS), [pattern])
+        calls = [await read_as(Call, self._bus, self._run, Stream.CALLS, message) for message in stored.values()]
+        missing = set(score.calls[model]) - {call.call for call in calls}
+        if missing:
+            since = self._first_missed.setdefault(ticket, time.monotonic())
+            if time.monotonic() - since < CALL_WAIT_SECONDS:
+                raise PostponeError(f"{ticket}: {len(missing)} calls are not stored yet")
+        self._first_missed.pop(ticket, None)
+        return calls
+
+    async def _store(self, record: Sample | Tombstone) -> None:
+        to = subject.sample(self._run, record.model, record.slot)
+        await put_once(self._bus, self._run, Stream.SAMPLES, to, record)
+
+
+async def run(actor: Actor) -> None:
+    """Until stopped."""
+    merger = Merger(actor)
+    actor.metrics, actor.state = merger.metrics, "busy"
+    consumer = await actor.bus.consumer(stream_name(actor.run, Stream.SCORES), "merger")
+    await consume(consumer, merger.handle, name="merger", on_poison=merger.poison, concurrency=16, on_state=merger.note)
+
+
+if __name__ == "__main__":
+    main("merger", run)

@@ -1,0 +1,15 @@
+"""The reward actor: turns ended episodes into scores."""
+
+from agentjet.actors.process import Actor, main
+from agentjet.reward import Reward
+
+
+async def run(actor: Actor) -> None:
+    """Until stopped."""
+    reward = Reward(actor.bus, actor.run, actor.settings)
+    actor.waiting, actor.metrics, actor.state = reward.waiting, reward.metrics, "busy"
+    await reward.run()
+
+
+if __name__ == "__main__":
+    main("reward", run)

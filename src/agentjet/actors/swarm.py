@@ -1,0 +1,152 @@
+"""A whole swarm on one machine: embedded server where wanted, every actor, and the end of a finite run.
+
+The server is restarted on the same port and data when it dies; actors reconnect by themselves.
+"""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import structlog
+
+from agentjet.actors.process import connect, ensure_streams
+from agentjet.actors.supervisor import Supervisor, actor_specs
+from agentjet.bus.nats import NatsBus
+from agentjet.bus.protocol import Bus
+from agentjet.bus.record import read
+from agentjet.bus.server import EmbeddedServer
+from agentjet.config import SwarmSettings
+from agentjet.config.place import RunPlace
+from agentjet.errors import UserError
+from agentjet.schemas import subject
+from agentjet.schemas.checkpoint import Checkpoint
+from agentjet.schemas.ids import RunId, Version
+from agentjet.schemas.ledger import RunFinish
+from agentjet.schemas.subject import Stream, stream_name
+
+log = structlog.get_logger(__name__)
+
+GIB = 1024**3
+
+
+class Swarm:
+    """What `agentjet up` and the demo start.
+
+    Example:
+        async with Swarm(settings, config_path).running() as swarm:
+            await swarm.finished()
+    """
+
+    def __init__(self, settings: SwarmSettings, config: Path) -> None:
+        self.settings, self.config = settings, config
+        self.place = RunPlace(settings.run.dir)
+        self.run: RunId = self.place.begin(settings.run.name, settings.run.id)
+        self.server: EmbeddedServer | None = None
+        self.supervisor: Supervisor | None = None
+        self._bus: NatsBus | None = None
+
+    @property
+    def bus(self) -> Bus:
+        """This process's own connection."""
+        assert self._bus is not None, "the swarm is not running"
+        return self._bus
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator["Swarm"]:
+        """Everything is up inside; all processes have ended after it.
+
+        Raises UserError (also inside, by cancelling the body) when an actor does not start.
+        """
+        self.place.secret()
+        async with contextlib.AsyncExitStack() as stack:
+            if self.settings.nats.url == "embedded":
+                await self._start_server(stack)
+            self._bus = await connect(self.settings, name=f"swarm {self.run}")
+            stack.push_async_callback(self._bus.close)
+            await ensure_streams(self._bus, self.run, self.settings)
+            self.supervisor = Supervisor(self.settings, self.config, self.place.logs, self._env())
+            try:
+                async with asyncio.TaskGroup() as group:
+                    keeping = group.create_task(self._keep())
+                    yield self
+                    keeping.cancel()
+            except* UserError as failed:
+                raise _first(failed) from None
+
+    async def _start_server(self, stack: contextlib.AsyncExitStack) -> None:
+        nats = self.settings.nats
+        self.server = EmbeddedServer(
+            self.place.nats,
+            max_store_bytes=int(nats.store_gib * GIB),
+            port=nats.port,
+            token=nats.token.get_secret_value() or None,
+            sync_always=nats.sync == "always",
+        )
+        await stack.enter_async_context(self.server)
+        self.place.announce(self.server.url, self.server.pid or 0)
+        stack.callback(self.place.withdraw)
+
+    def _env(self) -> dict[str, str]:
+        env = {"AGENTJET_RUN__ID": str(self.run)}
+        if self.server is not None:
+            env["AGENTJET_NATS__URL"] = self.server.url
+        return env
+
+    async def _keep(self) -> None:
+        assert self.supervisor is not None
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.supervisor.run(actor_specs(self.settings)))
+            if self.server is not None:
+                group.create_task(self._keep_server(self.server))
+
+    async def _keep_server(self, server: EmbeddedServer) -> None:
+        while True:
+            code = await server.wait()
+            log.warning("the NATS server died and is started again", code=code)
+            await server.start()
+            self.place.announce(server.url, server.pid or 0)
+
+    async def finished(self) -> RunFinish:
+        """Wait for the end of a finite run: RunFinish in LEDGER, then a checkpoint of every model's last step."""
+        ledger = stream_name(self.run, Stream.LEDGER)
+        async for message in self.bus.tail(ledger, subject.ledger(self.run, subject.CURRICULUM)):
+            record = await read(self.bus, self.run, Stream.LEDGER, message)
+            if isinstance(record, RunFinish):
+                await self._last_checkpoints()
+                return record
+        raise UserError("the ledger ended")  # pragma: no cover  (a tail never ends)
+
+    async def _last_checkpoints(self, timeout_seconds: float = 120.0) -> None:
+        for model, settings in self.settings.models.items():
+            if settings.is_trained and self.settings.run.num_steps:
+                async with asyncio.timeout(timeout_seconds):
+                    await self._checkpoint_at(model, self.settings.run.num_steps)
+
+    async def _checkpoint_at(self, model: str, step: int) -> Checkpoint:
+        name = stream_name(self.run, Stream.CHECKPOINTS)
+        async for message in self.bus.tail(name, subject.checkpoints_of(self.run, model)):
+            record = await read(self.bus, self.run, Stream.CHECKPOINTS, message)
+            if isinstance(record, Checkpoint) and Version.parse(record.version).step >= step:
+                return record
+        raise UserError("the checkpoints ended")  # pragma: no cover
+
+
+def _first(group: BaseExceptionGroup[UserError]) -> UserError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, UserError)
+    return error
+
+
+async def run_until_stopped(body: Callable[[], Awaitable[None]]) -> None:
+    """Run the body; SIGINT and SIGTERM cancel it, so that everything it opened is closed in order."""
+    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(body())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None

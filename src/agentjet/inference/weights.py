@@ -1,0 +1,176 @@
+"""New weights on their way into an engine.
+
+Invariants:
+
+- Only versions that LEDGER holds and has not voided are loaded; of these the newest. A restart of the learner that
+  voids steps takes the engine back to the version it published.
+- From the moment a step is in LEDGER until its weights are loaded, new generations wait (bounded by `hold_seconds`), so
+  that a synchronous run stays on policy.
+- A snapshot that fails to arrive or to load leaves the engine on its version; it is tried again.
+"""
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from agentjet.accounting.ledger import LedgerView
+from agentjet.bus.protocol import Bus, StoredMessage
+from agentjet.bus.record import read
+from agentjet.errors import BlobError, BusError, EngineError
+from agentjet.inference.engine import Engine
+from agentjet.schemas import subject
+from agentjet.schemas.ids import RunId, Version
+from agentjet.schemas.ledger import LearnerStep
+from agentjet.schemas.subject import Stream, stream_name
+from agentjet.schemas.weights import Weights
+
+log = structlog.get_logger(__name__)
+
+_RETRY_SECONDS = 3.0
+
+
+class WeightsFollower:
+    """Keeps one engine on the newest valid version of its model."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        run: RunId,
+        model: str,
+        engine: Engine,
+        folder: Path,
+        *,
+        hold_seconds: float,
+        on_loaded: Callable[[Version, float], None] = lambda version, seconds: None,
+    ) -> None:
+        self._bus, self._run, self._model = bus, run, model
+        self._engine, self._folder = engine, folder
+        self._hold_seconds, self._on_loaded = hold_seconds, on_loaded
+        self._view = LedgerView()
+        self._published: dict[Version, Weights] = {}
+        self._changed = asyncio.Event()
+        self._expected: Version | None = None
+        self._free = asyncio.Event()
+        self._free.set()
+        self._ledger, self._ledger_sequence = subject.ledger(run, model), 0
+        self._weights, self._weights_sequence = subject.weights_of(run, model), 0
+
+    @property
+    def expected(self) -> Version | None:
+        """The version that is on its way, or None."""
+        return self._expected
+
+    async def ready(self) -> None:
+        """Returns once no weights are awaited, or the hold has run out."""
+        await self._free.wait()
+
+    async def catch_up(self) -> None:
+        """Load what was newest when it is called; an engine that starts late never serves older weights."""
+        async for message in self._bus.scan(stream_name(self._run, Stream.LEDGER), self._ledger):
+            await self._apply(message)
+        async for message in self._bus.scan(stream_name(self._run, Stream.WEIGHTS), self._weights):
+            await self._note(message)
+        await self._load_newest()
+
+    async def run(self) -> None:
+        """Follow LEDGER and WEIGHTS for ever, from where `catch_up` left off."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow_ledger())
+            group.create_task(self._follow_weights())
+            group.create_task(self._load())
+
+    async def _follow_ledger(self) -> None:
+        start = self._ledger_sequence + 1
+        async for message in self._bus.tail(stream_name(self._run, Stream.LEDGER), self._ledger, start=start):
+            await self._apply(message)
+
+    async def _apply(self, message: StoredMessage) -> None:
+        record = await read(self._bus, self._run, Stream.LEDGER, message)
+        self._view.apply(message.sequence, record)
+        self._ledger_sequence = message.sequence
+        if isinstance(record, LearnerStep):
+            self._expect(Version(record.incarnation, record.step))
+        self._changed.set()
+
+    def _expect(self, version: Version) -> None:
+        if version != self._engine.version and version not in self._published:
+            self._expected = version
+            self._free.clear()
+            asyncio.get_running_loop().call_later(self._hold_seconds, self._give_up, version)
+
+    def _give_up(self, version: Version) -> None:
+        if self._expected == version:
+            log.warning(
+                "weights are late; generating with old ones", wanted=str(version), have=str(self._engine.version)
+            )
+            self._expected = None
+            self._free.set()
+
+    async def _follow_weights(self) -> None:
+        start = self._weights_sequence + 1
+        async for message in self._bus.tail(stream_name(self._run, Stream.WEIGHTS), self._weights, start=start):
+            await self._note(message)
+
+    async def _note(self, message: StoredMessage) -> None:
+        record = await read(self._bus, self._run, Stream.WEIGHTS, message)
+        self._weights_sequence = message.sequence
+        if not isinstance(record, Weights):
+            log.warning("a strange record among the weights", subject=message.subject)
+            return
+        self._published[Version.parse(record.version)] = record
+        self._changed.set()
+
+    async def _load(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            await self._load_newest()
+
+    async def _load_newest(self) -> None:
+        newest = self._newest()
+        if newest is not None and newest != self._engine.version:
+            await self._try(newest)
+        self._settle_hold()
+
+    def _newest(self) -> Version | None:
+        valid = [version for version in self._published if self._view.is_valid(version)]
+        return max(valid, default=None)
+
+    async def _try(self, version: Version) -> None:
+        record, started = self._published[version], time.monotonic()
+        try:
+            path, is_temporary = await self._fetch(record)
+            try:
+                await self._engine.update_weights(version, path)
+            finally:
+                if is_temporary:
+                    path.unlink(missing_ok=True)
+        except (BusError, BlobError, EngineError, OSError, TimeoutError) as error:
+            log.error("new weights could not be loaded", version=str(version), error=str(error))
+            asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._changed.set)
+            return
+        for old in [known for known in self._published if known < version]:
+            del self._published[old]
+        self._on_loaded(version, time.monotonic() - started)
+        log.info("new weights", version=str(version), seconds=round(time.monotonic() - started, 3))
+
+    def _settle_hold(self) -> None:
+        if self._expected is not None and self._engine.version >= self._expected:
+            self._expected = None
+            self._free.set()
+
+    async def _fetch(self, record: Weights) -> tuple[Path, bool]:
+        """A file with the snapshot, and whether it is ours to delete."""
+        shared = Path(record.path) if record.path else None
+        if shared is not None and (record.host == socket.gethostname() or not record.is_blob):
+            return shared, False
+        name, prefix = stream_name(self._run, Stream.WEIGHTS), subject.blob(self._run, "weights")
+        data = await self._bus.get_blob(name, prefix, record.sha256, record.num_bytes)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"{record.version}.safetensors"
+        await asyncio.to_thread(path.write_bytes, data)
+        return path, True

@@ -1,0 +1,305 @@
+"""One life of a learner: a pure fold over SAMPLES that takes optimizer steps and writes them down.
+
+Invariants (DESIGN, accounting 9 and 10):
+
+- At start it appends LEDGER `learner_start` on top of what it has read. That fences any predecessor, whose next append
+  conflicts, and voids the steps after its base checkpoint.
+- Which samples make a batch is a function of the log (`LearnerFold`); a step is written to LEDGER before its weights are
+  published, and its checkpoint before the record that names it.
+- A restart takes the newest verified checkpoint that LEDGER has not voided and feeds the fold from its cursor on.
+
+It does not know how a step is computed (`Trainer`).
+"""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from agentjet.accounting.fold import Batch, LearnerFold
+from agentjet.accounting.ledger import LedgerView
+from agentjet.bus.ledger import LedgerChain
+from agentjet.bus.protocol import Bus, StoredMessage
+from agentjet.bus.record import read, read_as
+from agentjet.config import SwarmSettings
+from agentjet.config.load import config_digest
+from agentjet.config.place import RunPlace
+from agentjet.errors import FencedError
+from agentjet.schemas import subject
+from agentjet.schemas.checkpoint import Checkpoint
+from agentjet.schemas.codec import SCHEMA_HEADER, decode
+from agentjet.schemas.ids import RunId, Version
+from agentjet.schemas.ledger import GroupDrop, LearnerStart, LearnerStep, RunFinish
+from agentjet.schemas.presence import Presence, Waiting
+from agentjet.schemas.sample import Sample, SlotRecord
+from agentjet.schemas.subject import Stream, stream_name
+from agentjet.training.publisher import WeightsPublisher
+from agentjet.training.state import load_state, save_state
+from agentjet.training.trainer import StepResult, Trainer
+
+log = structlog.get_logger(__name__)
+
+PREDECESSOR_SECONDS = 12.0
+"""How long a predecessor's heartbeat may linger before it counts as alive."""
+
+
+class Incarnation:
+    """A learner from its start record to its end."""
+
+    def __init__(self, bus: Bus, run: RunId, model: str, settings: SwarmSettings, *, name: str) -> None:
+        self._bus, self._run, self._model, self._name = bus, run, model, name
+        self._settings, self._of = settings, settings.models[model]
+        self._place = RunPlace(settings.run.dir)
+        self._chain = LedgerChain(bus, run, model)
+        self._view = LedgerView()
+        self._fold = self._new_fold()
+        self._samples: dict[tuple[str, int], Sample] = {}
+        self._number = 0
+        self._step = 0
+        self._saved_step = -1
+        self._start_sequence = 0
+        self._started = asyncio.Event()
+        self._trainer: Trainer | None = None
+        self._publisher = WeightsPublisher(bus, run, model, self._of.learner, self._place.weights(model))
+        self._metrics: dict[str, float] = {}
+        self._wait = Waiting(what="its model to load", since=time.time())
+
+    def waiting(self) -> list[Waiting]:
+        """What it waits for."""
+        return [self._wait]
+
+    def metrics(self) -> dict[str, float]:
+        """Those of the newest step."""
+        return dict(self._metrics)
+
+    async def run(self, on_step: Callable[[LearnerStep], None] = lambda record: None) -> None:
+        """Learn until the run is finished (its last checkpoint written) or cancelled.
+
+        Raises FencedError when another learner of the model is alive or has taken over.
+        """
+        self._on_step = on_step
+        await self._refuse_a_second()
+        await self._begin()
+        feed: asyncio.Queue[StoredMessage | None] = asyncio.Queue(maxsize=10_000)
+        async with asyncio.TaskGroup() as group:
+            readers = [group.create_task(self._read_samples(feed)), group.create_task(self._await_finish(feed))]
+            await self._learn(feed)
+            for reader in readers:
+                reader.cancel()
+
+    async def _refuse_a_second(self) -> None:
+        give_up = time.monotonic() + PREDECESSOR_SECONDS
+        self._say("its predecessor's heartbeat to end")
+        while other := await self._other():
+            if time.monotonic() > give_up:
+                raise FencedError(
+                    f"a learner of model {self._model} is alive on {other.host} (pid {other.pid}); stop it first"
+                )
+            await asyncio.sleep(0.5)
+
+    async def _other(self) -> Presence | None:
+        live = await self._bus.presence(subject.presence_bucket(self._run), "learner.")
+        for body in live.values():
+            record = decode({SCHEMA_HEADER: Presence.schema_header()}, body)
+            if isinstance(record, Presence) and self._model in record.models and record.name != self._name:
+                return record
+        return None
+
+    async def _begin(self) -> None:
+        """Read the ledger, restore the base, append the start, publish the head."""
+        for sequence, record in await self._chain.load():
+            self._view.apply(sequence, record)
+        base = await self._base()
+        self._say("its model to load")
+        self._trainer = await asyncio.to_thread(self._make_trainer, base)
+        if base is not None:
+            await self._check_log(base)
+        self._number = self._view.incarnation + 1
+        start = LearnerStart(
+            run=self._run,
+            model=self._model,
+            incarnation=self._number,
+            base_step=self._step,
+            base_checkpoint=base.version if base else "",
+            cursor=self._fold.cursor,
+            cursor_digest=await self._digest_at(self._fold.cursor),
+            config_digest=config_digest(self._settings),
+            fold_digest=self._fold.digest(),
+        )
+        self._start_sequence = await self._append(start)
+        await self._publish(self._start_sequence)
+
+    async def _base(self) -> Checkpoint | None:
+        """The newest verified checkpoint whose step stands in LEDGER."""
+        name, of = stream_name(self._run, Stream.CHECKPOINTS), subject.checkpoints_of(self._run, self._model)
+        stored = await self._bus.last_many(name, [of])
+        records = [await read_as(Checkpoint, self._bus, self._run, Stream.CHECKPOINTS, one) for one in stored.values()]
+        usable = [one for one in records if self._view.is_valid(Version.parse(one.version)) and Path(one.path).is_dir()]
+        return max(usable, key=lambda one: Version.parse(one.version), default=None)
+
+    def _make_trainer(self, base: Checkpoint | None) -> Trainer:
+        trainer = Trainer(
+            self._of.path,
+            self._of.learner,
+            self._of.algorithm,
+            seed=self._settings.run.seed,
+            num_steps=self._settings.run.num_steps,
+            engine_dtype=self._of.engine.dtype,
+            is_deterministic=self._settings.run.is_deterministic,
+        )
+        if base is not None:
+            extra = load_state(trainer, Path(base.path))
+            self._fold = LearnerFold.from_dict(extra["fold"])
+            self._step = self._saved_step = int(extra["step"])
+        return trainer
+
+    async def _check_log(self, base: Checkpoint) -> None:
+        """A log that lost its end (power loss) does not fit the checkpoint any more."""
+        known = self._view.cursor_digest(Version.parse(base.version))
+        found = await self._digest_at(self._fold.cursor)
+        if known and found and known != found:
+            raise FencedError(
+                f"SAMPLES record {self._fold.cursor} differs from the one that checkpoint {base.version} saw: the log "
+                "lost its end; remove the newest checkpoint record or start a new run"
+            )
+
+    async def _digest_at(self, sequence: int) -> str:
+        message = await self._bus.get(stream_name(self._run, Stream.SAMPLES), sequence) if sequence > 0 else None
+        return hashlib.sha256(message.payload).hexdigest() if message else ""
+
+    async def _read_samples(self, feed: "asyncio.Queue[StoredMessage | None]") -> None:
+        name, of = stream_name(self._run, Stream.SAMPLES), subject.samples_of(self._run, self._model)
+        async for message in self._bus.tail(name, of, start=max(self._fold.cursor, 1)):
+            await feed.put(message)
+
+    async def _await_finish(self, feed: "asyncio.Queue[StoredMessage | None]") -> None:
+        """A finite run's last batch may be partial: everything issued is settled when RunFinish is written."""
+        name, of = stream_name(self._run, Stream.LEDGER), subject.ledger(self._run, subject.CURRICULUM)
+        async for message in self._bus.tail(name, of):
+            if isinstance(await read(self._bus, self._run, Stream.LEDGER, message), RunFinish):
+                await feed.put(None)
+                return
+
+    async def _learn(self, feed: "asyncio.Queue[StoredMessage | None]") -> None:
+        while True:
+            self._say_idle()
+            message = await feed.get()
+            if message is None:
+                self._fold.finish()
+            else:
+                await self._take(message)
+            await self._settle()
+            if message is None or self._is_last:
+                await self._save()
+            if message is None:
+                return
+
+    @property
+    def _is_last(self) -> bool:
+        return 0 < self._settings.run.num_steps <= self._step
+
+    async def _take(self, message: StoredMessage) -> None:
+        record = await read(self._bus, self._run, Stream.SAMPLES, message)
+        if not isinstance(record, SlotRecord):
+            log.error("a strange record among the samples", subject=message.subject)
+            return
+        self._fold.apply(message.sequence, record)
+        if isinstance(record, Sample):
+            self._samples.setdefault((record.group, record.member), record)
+
+    async def _settle(self) -> None:
+        """Write down every drop and take every step that the log now allows."""
+        while True:
+            for drop in self._fold.pop_drops():
+                await self._append(
+                    GroupDrop(
+                        run=self._run,
+                        model=self._model,
+                        incarnation=self._number,
+                        group=drop.group,
+                        rank=drop.rank,
+                        reason=drop.reason,
+                    )
+                )
+                self._forget(drop.group)
+            batch = None if self._is_last else self._fold.pop_batch()
+            if batch is None:
+                return
+            await self._take_step(batch)
+
+    async def _take_step(self, batch: Batch) -> None:
+        assert self._trainer is not None
+        self._say(f"step {self._step + 1} to be computed", unblocked_by="this learner")
+        started = time.monotonic()
+        samples = [[self._samples[slot.group, slot.member] for slot in group.slots] for group in batch.groups]
+        result: StepResult = await asyncio.to_thread(self._trainer.step, samples, policy_step=self._step)
+        self._step += 1
+        metrics = {**result.metrics, "step_seconds": time.monotonic() - started}
+        record = LearnerStep(
+            run=self._run,
+            model=self._model,
+            incarnation=self._number,
+            step=self._step,
+            cursor=batch.cursor,
+            members=tuple(slot.id for group in batch.groups for slot in group.slots),
+            groups=tuple(group.group for group in batch.groups),
+            digest=result.digest,
+            is_skipped=result.is_skipped,
+            metrics=metrics,
+        )
+        sequence = await self._append(record)
+        self._metrics = {"step": float(self._step), **metrics}
+        self._on_step(record)
+        for group in batch.groups:
+            self._forget(group.group)
+        await self._publish(sequence)
+        every = self._settings.checkpoint.every_steps
+        if every and self._step % every == 0:
+            await self._save()
+
+    def _forget(self, group: str) -> None:
+        for key in [key for key in self._samples if key[0] == group]:
+            del self._samples[key]
+
+    async def _append(self, record: LearnerStart | LearnerStep | GroupDrop) -> int:
+        sequence = await self._chain.append(record)
+        self._view.apply(sequence, record)
+        self._head_sequence = sequence
+        return sequence
+
+    async def _publish(self, sequence: int) -> None:
+        assert self._trainer is not None
+        await self._publisher.publish(Version(self._number, self._step), sequence, self._trainer)
+
+    async def _save(self) -> None:
+        """Write a checkpoint of the newest step, unless it is written."""
+        if self._saved_step == self._step or self._step == 0:
+            return
+        assert self._trainer is not None
+        self._say(f"checkpoint of step {self._step} to be written", unblocked_by="this learner")
+        extra: dict[str, Any] = {
+            "run": self._run,
+            "model": self._model,
+            "incarnation": self._number,
+            "step": self._step,
+            "version": str(Version(self._number, self._step)),
+            "cursor": self._fold.cursor,
+            "ledger_sequence": self._head_sequence,
+            "fold": self._fold.to_dict(),
+        }
+        folder = self._place.checkpoints(self._model) / str(Version(self._number, self._step))
+        await asyncio.to_thread(save_state, self._trainer, folder, extra)
+        self._saved_step = self._step
+
+    def _say(self, what: str, unblocked_by: str = "") -> None:
+        self._wait = Waiting(what=what, since=time.time(), unblocked_by=unblocked_by)
+
+    def _say_idle(self) -> None:
+        if self._is_last:
+            self._say("the run's end", unblocked_by="the curriculum: a last evaluation")
+        elif not self._wait.what.startswith("samples"):
+            self._say(f"samples for step {self._step + 1}", unblocked_by="rollouts, reward, merger")
