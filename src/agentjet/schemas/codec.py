@@ -4,11 +4,11 @@ Unknown fields of a newer minor are ignored; a wrong type, a broken body or an u
 error. Decoding never raises anything else.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import TypeVar
+from typing import TypeVar, cast
 
-import msgpack
+import msgpack  # pyright: ignore[reportMissingTypeStubs]
 from pydantic import ValidationError
 
 from agentjet.errors import RecordError, RecordTooLargeError, UnknownSchemaError
@@ -33,6 +33,9 @@ MODULES = (
 
 R = TypeVar("R", bound=Record)
 
+_pack = cast("Callable[..., bytes]", msgpack.packb)  # pyright: ignore[reportUnknownMemberType]
+_unpack = cast("Callable[..., object]", msgpack.unpackb)  # pyright: ignore[reportUnknownMemberType]
+
 
 def registry() -> Mapping[str, type[Record]]:
     """Every record class by schema name."""
@@ -46,7 +49,7 @@ def encode(record: Record, *, max_bytes: int | None = None) -> tuple[dict[str, s
 
     Raises RecordTooLargeError when the body exceeds `max_bytes`.
     """
-    body: bytes = msgpack.packb(record.model_dump(mode="python"), use_bin_type=True)
+    body = _pack(record.model_dump(mode="python"), use_bin_type=True)
     if max_bytes is not None and len(body) > max_bytes:
         raise RecordTooLargeError(
             f"a {record.schema_name} record of {len(body)} bytes exceeds the payload limit of {max_bytes} bytes"
@@ -87,7 +90,7 @@ def _schema(headers: Mapping[str, str]) -> tuple[str, int]:
 
 def _validate(cls: type[Record], body: bytes) -> Record:
     try:
-        fields = msgpack.unpackb(body, raw=False, strict_map_key=True)
+        fields = _unpack(body, raw=False, strict_map_key=True)
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         raise RecordError(f"the body of a {cls.schema_name} record is not msgpack: {error}") from None
     if not isinstance(fields, dict):

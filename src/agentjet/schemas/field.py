@@ -9,7 +9,7 @@ import math
 import struct
 import sys
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
@@ -24,7 +24,7 @@ def _pack(code: str, values: Iterable[float]) -> bytes:
 
 
 def _unpack(code: str, data: bytes, what: str) -> tuple[Any, ...]:
-    values = array.array(code)
+    values: array.array[Any] = array.array(code)
     if len(data) % values.itemsize:
         raise ValueError(f"{len(data)} bytes are not a whole number of {what}")
     values.frombytes(data)
@@ -36,13 +36,13 @@ def _unpack(code: str, data: bytes, what: str) -> tuple[Any, ...]:
 def _read_int32(value: Any) -> Any:
     if isinstance(value, bytes):
         return _unpack("i", value, "int32")
-    return tuple(value) if isinstance(value, list | tuple) else value
+    return tuple(cast("list[Any]", value)) if isinstance(value, list | tuple) else value
 
 
 def _read_float32(value: Any) -> Any:
     if isinstance(value, bytes):
         return _unpack("f", value, "float32")
-    return tuple(map(as_float32, value)) if isinstance(value, list | tuple) else value
+    return tuple(map(as_float32, cast("list[Any]", value))) if isinstance(value, list | tuple) else value
 
 
 def as_float32(value: float) -> float:
@@ -87,7 +87,7 @@ Float32Array = Annotated[
 
 
 def _read_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
 
 
 AsTuple = BeforeValidator(_read_tuple)
