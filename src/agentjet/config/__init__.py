@@ -1,6 +1,5 @@
 """One `swarm.toml` for a whole swarm, checked and explained; knows no torch."""
 
-from agentjet.config.load import LoadedConfig, config_digest, load
 from agentjet.config.settings import (
     AlgorithmSettings,
     CheckpointSettings,
@@ -25,7 +24,6 @@ __all__ = [
     "EvalSettings",
     "GatewaySettings",
     "LearnerSettings",
-    "LoadedConfig",
     "ModelSettings",
     "NatsSettings",
     "PoolSettings",
@@ -34,6 +32,4 @@ __all__ = [
     "RunSettings",
     "StreamSettings",
     "SwarmSettings",
-    "config_digest",
-    "load",
 ]

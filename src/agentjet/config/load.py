@@ -29,6 +29,7 @@ from agentjet.errors import ConfigError
 
 ENV_PREFIX = "AGENTJET_"
 DELIMITER = "__"
+DEFAULT_FILE = "swarm.toml"
 _CODE_FIELDS = {"workflow", "tasks", "reward"}
 _PLACES = {"dir", "credentials"}
 
@@ -87,14 +88,14 @@ def load(
     """Read, check and explain a configuration.
 
     Args:
-        path: The file; None takes environment and defaults alone.
+        path: The file; None takes `swarm.toml` of the working directory, or, without one, the other sources alone.
         overrides: Dotted key to text, as given to `--set`.
         environment: None takes that of the process.
 
     Raises:
         ConfigError: The file is missing or broken, a key unknown, or a value wrong; the message names the place.
     """
-    file = None if path is None else path.expanduser().absolute()
+    file = _file_or_default(path)
     file_layer = _Layer({}, Path.cwd(), {}) if file is None else _file_layer(file)
     layers = [
         _given_layer(overrides or {}),
@@ -132,6 +133,13 @@ def shown_values(settings: SwarmSettings) -> dict[str, Any]:
     """Dotted key to JSON value of every setting; secrets are masked."""
     data: dict[str, Any] = settings.model_dump(mode="json")
     return {".".join(key): value for key, value in leaves(data)}
+
+
+def _file_or_default(path: Path | None) -> Path | None:
+    if path is not None:
+        return path.expanduser().absolute()
+    default = Path(DEFAULT_FILE).absolute()
+    return default if default.is_file() else None
 
 
 def _file_layer(file: Path) -> _Layer:

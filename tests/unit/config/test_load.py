@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from agentjet.config import ModelSettings, RunSettings, SwarmSettings, config_digest, load
-from agentjet.config.load import shown_values
+from agentjet.config import ModelSettings, RunSettings, SwarmSettings
+from agentjet.config.load import config_digest, load, shown_values
 from agentjet.errors import ConfigError
 
 FILE = """\
@@ -111,7 +111,13 @@ def test_default_run_folder_lies_beside_the_file(tmp_path):
     assert loaded(tmp_path / "s.toml", "").settings.run.dir == tmp_path / "runs/default"
 
 
-def test_no_file_gives_the_defaults():
+def test_no_file_takes_the_one_in_the_working_directory(file, monkeypatch):
+    monkeypatch.chdir(file.parent)
+    assert load(None, environment={}).path == file
+
+
+def test_no_file_at_all_gives_the_defaults(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     config = load(None, environment={})
     assert config.settings.nats.url == "embedded"
     assert config.path is None
