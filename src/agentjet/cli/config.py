@@ -1,0 +1,58 @@
+"""`agentjet config show|check`."""
+
+from pathlib import Path
+
+from agentjet.cli.output import write_json, write_line
+from agentjet.cli.target import Target
+from agentjet.config import SwarmSettings
+from agentjet.config.load import shown_values
+from agentjet.errors import ConfigError
+
+
+def show(*, target: Target | None = None, json: bool = False, changed: bool = False) -> None:
+    """Every setting, and where its value comes from. Secrets are masked.
+
+    Args:
+        json: One JSON object: dotted key to value and origin.
+        changed: Only what is not a default.
+    """
+    config = (target or Target()).load()
+    values = shown_values(config.settings)
+    rows = {key: (value, config.origins[key]) for key, value in values.items()}
+    if changed:
+        rows = {key: row for key, row in rows.items() if row[1] != "default"}
+    if json:
+        write_json({key: {"value": value, "origin": origin} for key, (value, origin) in rows.items()})
+        return
+    width = max((len(f"{key} = {value!r}") for key, (value, _) in rows.items()), default=0)
+    for key, (value, origin) in rows.items():
+        write_line(f"{f'{key} = {value!r}':<{min(width, 70)}}  # {origin}")
+
+
+def check(*, target: Target | None = None, files: bool = False) -> None:
+    """Whether the configuration is valid.
+
+    Args:
+        files: Also whether the models, workflows and task files are on this machine.
+    """
+    config = (target or Target()).load()
+    settings = config.settings
+    if files:
+        check_files(settings)
+    name = config.path.name if config.path else "the configuration"
+    pools = f"{len(settings.pools)} pool{'s' * (len(settings.pools) != 1)}"
+    write_line(f"{name} is valid: {len(settings.models)} model{'s' * (len(settings.models) != 1)}, {pools}")
+
+
+def check_files(settings: SwarmSettings) -> None:
+    """Raises ModelNotFoundError or ConfigError for the first file that is not on this machine."""
+    from agentjet.inference.model_file import resolve
+
+    for model in settings.models.values():
+        resolve(model.path)
+    for pool, section in settings.pools.items():
+        for field in ("workflow", "tasks", "reward"):
+            text: str = getattr(section, field)
+            file = text.rpartition(":")[0] if ".py:" in text else text
+            if file.endswith((".py", ".jsonl")) and not Path(file).is_file():
+                raise ConfigError(f"pools.{pool}.{field}: there is no file {file}")

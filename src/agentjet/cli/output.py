@@ -1,0 +1,33 @@
+"""How commands write to standard output: JSON for programs, text for people."""
+
+import sys
+from datetime import timedelta
+from typing import Any
+
+import orjson
+
+
+def write_json(value: Any, *, indent: bool = True) -> None:
+    """One JSON document and a newline; numbers that JSON lacks (NaN, infinities) become null."""
+    option = orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indent else 0)
+    sys.stdout.write(orjson.dumps(value, option=option).decode() + "\n")
+
+
+def write_line(text: str = "") -> None:
+    """One line of text."""
+    sys.stdout.write(text + "\n")
+
+
+def readable_bytes(num_bytes: int) -> str:
+    """A size in binary units, for people."""
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"
+
+
+def readable_seconds(seconds: float) -> str:
+    """A duration, for people."""
+    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
