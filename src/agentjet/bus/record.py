@@ -4,10 +4,11 @@ A record that exceeds the payload limit rides as a blob: its chunks are stored f
 and the headers `AJ-Blob` (sha256) and `AJ-Blob-Bytes`. Readers see no difference.
 """
 
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from agentjet.bus.protocol import Bus, Request, StoredMessage, StreamSpec
+from agentjet.bus.protocol import Bus, Handler, Request, StoredMessage, StreamSpec
 from agentjet.errors import ConflictError, RecordError, RecordTooLargeError
 from agentjet.schemas import subject
 from agentjet.schemas.codec import decode, encode
@@ -43,6 +44,7 @@ _SHARES = {
 """Each stream's share of `streams.max_gib`; they sum to 1."""
 
 R = TypeVar("R", bound=Record)
+Q = TypeVar("Q", bound=Record)
 
 
 def stream_specs(run: RunId, *, max_bytes: int, replicas: int = 1) -> list[StreamSpec]:
@@ -164,3 +166,13 @@ async def tell(bus: Bus, to: str, record: Record) -> None:
     """Send a record that is not stored."""
     headers, body = encode(record)
     await bus.send(to, body, headers=headers)
+
+
+def answering(cls: type[Q], answer: Callable[[Q], Awaitable[Record]]) -> Handler:
+    """A handler for `Bus.serve` that takes and gives records."""
+
+    async def handle(request: Request) -> tuple[bytes, Mapping[str, str]]:
+        headers, payload = encode(await answer(read_plain(cls, request)))
+        return payload, headers
+
+    return handle

@@ -125,7 +125,7 @@ class RunPlace:
         path = self.dir / name
         try:
             fields: object = json.loads(path.read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except ValueError:
             raise ConfigError(f"{path} is damaged; move it away") from None

@@ -29,8 +29,8 @@ class LearnerStart(Record):
     """Version of that checkpoint; empty for the initial weights."""
     cursor: int
     """SAMPLES sequence below which every record is settled in the base."""
-    cursor_digest: str = ""
-    """sha256 of the record at the cursor: detects a log that lost its end."""
+    position_digest: str = ""
+    """sha256 of the newest record that the base has seen: detects a log that lost its end."""
     config_digest: str
     fold_digest: str
     """Digest of the settled set and pending slots that the base carries."""

@@ -4,8 +4,8 @@ Invariants (DESIGN, accounting 9 and 10):
 
 - At start it appends LEDGER `learner_start` on top of what it has read. That fences any predecessor, whose next append
   conflicts, and voids the steps after its base checkpoint.
-- Which samples make a batch is a function of the log (`LearnerFold`); a step is written to LEDGER before its weights are
-  published, and its checkpoint before the record that names it.
+- Which samples make a batch is a function of the log (`LearnerFold`); a step is written to LEDGER before its weights
+  are published, and its checkpoint before the record that names it.
 - A restart takes the newest verified checkpoint that LEDGER has not voided and feeds the fold from its cursor on.
 
 It does not know how a step is computed (`Trainer`).
@@ -21,7 +21,7 @@ from typing import Any
 import structlog
 
 from agentjet.accounting.fold import Batch, LearnerFold
-from agentjet.accounting.ledger import LedgerView
+from agentjet.accounting.ledger import CurriculumView, LedgerView
 from agentjet.bus.ledger import LedgerChain
 from agentjet.bus.protocol import Bus, StoredMessage
 from agentjet.bus.record import read, read_as
@@ -32,8 +32,8 @@ from agentjet.errors import FencedError
 from agentjet.schemas import subject
 from agentjet.schemas.checkpoint import Checkpoint
 from agentjet.schemas.codec import SCHEMA_HEADER, decode
-from agentjet.schemas.ids import RunId, Version
-from agentjet.schemas.ledger import GroupDrop, LearnerStart, LearnerStep, RunFinish
+from agentjet.schemas.ids import RunId, SlotId, Version
+from agentjet.schemas.ledger import GroupDrop, LearnerStart, LearnerStep
 from agentjet.schemas.presence import Presence, Waiting
 from agentjet.schemas.sample import Sample, SlotRecord
 from agentjet.schemas.subject import Stream, stream_name
@@ -56,8 +56,17 @@ class Incarnation:
         self._place = RunPlace(settings.run.dir)
         self._chain = LedgerChain(bus, run, model)
         self._view = LedgerView()
-        self._fold = self._new_fold()
-        self._samples: dict[tuple[str, int], Sample] = {}
+        learner, algorithm = self._of.learner, self._of.algorithm
+        self._fold_settings: dict[str, Any] = {
+            "batch_groups": learner.batch_groups,
+            "straggler_bound": learner.straggler_bound,
+            "min_group": algorithm.min_group,
+            "drop_constant_groups": algorithm.drop_constant_groups,
+        }
+        self._fold = LearnerFold(**self._fold_settings)
+        self._curriculum = CurriculumView()
+        self._position_digest = ""
+        self._samples: dict[SlotId, Sample] = {}
         self._number = 0
         self._step = 0
         self._saved_step = -1
@@ -77,7 +86,7 @@ class Incarnation:
         return dict(self._metrics)
 
     async def run(self, on_step: Callable[[LearnerStep], None] = lambda record: None) -> None:
-        """Learn until the run is finished (its last checkpoint written) or cancelled.
+        """Learn until cancelled; a finished run is kept ready to go on.
 
         Raises FencedError when another learner of the model is alive or has taken over.
         """
@@ -86,10 +95,9 @@ class Incarnation:
         await self._begin()
         feed: asyncio.Queue[StoredMessage | None] = asyncio.Queue(maxsize=10_000)
         async with asyncio.TaskGroup() as group:
-            readers = [group.create_task(self._read_samples(feed)), group.create_task(self._await_finish(feed))]
-            await self._learn(feed)
-            for reader in readers:
-                reader.cancel()
+            group.create_task(self._read_samples(feed))
+            group.create_task(self._await_finish(feed))
+            group.create_task(self._learn(feed))
 
     async def _refuse_a_second(self) -> None:
         give_up = time.monotonic() + PREDECESSOR_SECONDS
@@ -126,7 +134,7 @@ class Incarnation:
             base_step=self._step,
             base_checkpoint=base.version if base else "",
             cursor=self._fold.cursor,
-            cursor_digest=await self._digest_at(self._fold.cursor),
+            position_digest=await self._digest_at(self._fold.position),
             config_digest=config_digest(self._settings),
             fold_digest=self._fold.digest(),
         )
@@ -138,7 +146,7 @@ class Incarnation:
         name, of = stream_name(self._run, Stream.CHECKPOINTS), subject.checkpoints_of(self._run, self._model)
         stored = await self._bus.last_many(name, [of])
         records = [await read_as(Checkpoint, self._bus, self._run, Stream.CHECKPOINTS, one) for one in stored.values()]
-        usable = [one for one in records if self._view.is_valid(Version.parse(one.version)) and Path(one.path).is_dir()]
+        usable = [one for one in records if self._view.is_valid(Version.parse(one.version)) and _exists(one)]
         return max(usable, key=lambda one: Version.parse(one.version), default=None)
 
     def _make_trainer(self, base: Checkpoint | None) -> Trainer:
@@ -153,21 +161,24 @@ class Incarnation:
         )
         if base is not None:
             extra = load_state(trainer, Path(base.path))
-            self._fold = LearnerFold.from_dict(extra["fold"])
+            self._fold = LearnerFold.from_dict(extra["fold"], **self._fold_settings)
             self._step = self._saved_step = int(extra["step"])
+            self._position_digest = str(extra["position_digest"])
         return trainer
 
     async def _check_log(self, base: Checkpoint) -> None:
         """A log that lost its end (power loss) does not fit the checkpoint any more."""
-        known = self._view.cursor_digest(Version.parse(base.version))
-        found = await self._digest_at(self._fold.cursor)
-        if known and found and known != found:
+        position = self._fold.position
+        info = await self._bus.stream_info(stream_name(self._run, Stream.SAMPLES))
+        found = await self._digest_at(position)
+        if info.last_sequence < position or (found and found != self._position_digest):
             raise FencedError(
-                f"SAMPLES record {self._fold.cursor} differs from the one that checkpoint {base.version} saw: the log "
-                "lost its end; remove the newest checkpoint record or start a new run"
+                f"SAMPLES does not hold record {position}, which checkpoint {base.version} has seen: the log lost its "
+                "end; start a new run from the checkpoint's weights, or restore the server's data"
             )
 
     async def _digest_at(self, sequence: int) -> str:
+        """sha256 of a SAMPLES record's body; empty when it is purged."""
         message = await self._bus.get(stream_name(self._run, Stream.SAMPLES), sequence) if sequence > 0 else None
         return hashlib.sha256(message.payload).hexdigest() if message else ""
 
@@ -177,26 +188,24 @@ class Incarnation:
             await feed.put(message)
 
     async def _await_finish(self, feed: "asyncio.Queue[StoredMessage | None]") -> None:
-        """A finite run's last batch may be partial: everything issued is settled when RunFinish is written."""
+        """A finite run's last batch may be partial: RunFinish says that no further group is issued."""
         name, of = stream_name(self._run, Stream.LEDGER), subject.ledger(self._run, subject.CURRICULUM)
         async for message in self._bus.tail(name, of):
-            if isinstance(await read(self._bus, self._run, Stream.LEDGER, message), RunFinish):
+            self._curriculum.apply(message.sequence, await read(self._bus, self._run, Stream.LEDGER, message))
+            if self._curriculum.finish is not None:
                 await feed.put(None)
-                return
 
     async def _learn(self, feed: "asyncio.Queue[StoredMessage | None]") -> None:
         while True:
             self._say_idle()
             message = await feed.get()
             if message is None:
-                self._fold.finish()
+                self._fold.finish(self._curriculum.num_issued(self._model))
             else:
                 await self._take(message)
             await self._settle()
-            if message is None or self._is_last:
+            if self._is_last or message is None:
                 await self._save()
-            if message is None:
-                return
 
     @property
     def _is_last(self) -> bool:
@@ -209,7 +218,7 @@ class Incarnation:
             return
         self._fold.apply(message.sequence, record)
         if isinstance(record, Sample):
-            self._samples.setdefault((record.group, record.member), record)
+            self._samples.setdefault(record.slot, record)
 
     async def _settle(self) -> None:
         """Write down every drop and take every step that the log now allows."""
@@ -235,7 +244,7 @@ class Incarnation:
         assert self._trainer is not None
         self._say(f"step {self._step + 1} to be computed", unblocked_by="this learner")
         started = time.monotonic()
-        samples = [[self._samples[slot.group, slot.member] for slot in group.slots] for group in batch.groups]
+        samples = [[self._samples[member.slot] for member in group.members] for group in batch.groups]
         result: StepResult = await asyncio.to_thread(self._trainer.step, samples, policy_step=self._step)
         self._step += 1
         metrics = {**result.metrics, "step_seconds": time.monotonic() - started}
@@ -245,7 +254,7 @@ class Incarnation:
             incarnation=self._number,
             step=self._step,
             cursor=batch.cursor,
-            members=tuple(slot.id for group in batch.groups for slot in group.slots),
+            members=tuple(member.slot for member in batch.members),
             groups=tuple(group.group for group in batch.groups),
             digest=result.digest,
             is_skipped=result.is_skipped,
@@ -262,8 +271,8 @@ class Incarnation:
             await self._save()
 
     def _forget(self, group: str) -> None:
-        for key in [key for key in self._samples if key[0] == group]:
-            del self._samples[key]
+        for slot in [slot for slot in self._samples if slot.partition(".")[0] == group]:
+            del self._samples[slot]
 
     async def _append(self, record: LearnerStart | LearnerStep | GroupDrop) -> int:
         sequence = await self._chain.append(record)
@@ -289,6 +298,7 @@ class Incarnation:
             "version": str(Version(self._number, self._step)),
             "cursor": self._fold.cursor,
             "ledger_sequence": self._head_sequence,
+            "position_digest": await self._digest_at(self._fold.position),
             "fold": self._fold.to_dict(),
         }
         folder = self._place.checkpoints(self._model) / str(Version(self._number, self._step))
@@ -303,3 +313,7 @@ class Incarnation:
             self._say("the run's end", unblocked_by="the curriculum: a last evaluation")
         elif not self._wait.what.startswith("samples"):
             self._say(f"samples for step {self._step + 1}", unblocked_by="rollouts, reward, merger")
+
+
+def _exists(checkpoint: Checkpoint) -> bool:
+    return Path(checkpoint.path).is_dir()

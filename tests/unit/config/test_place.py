@@ -1,6 +1,5 @@
 """The files of a run."""
 
-import os
 import stat
 from pathlib import Path
 
@@ -45,7 +44,7 @@ def test_the_secret_is_made_once_and_only_its_user_reads_it(tmp_path: Path, monk
     assert len(secret) == 32
     assert place.secret() == secret
     assert stat.S_IMODE((tmp_path / "secret.key").stat().st_mode) == 0o600
-    assert sorted(os.listdir(tmp_path)) == ["secret.key"]
+    assert [path.name for path in tmp_path.iterdir()] == ["secret.key"]
 
 
 def test_the_environment_s_secret_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
