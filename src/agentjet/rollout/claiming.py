@@ -1,0 +1,57 @@
+"""Claiming tickets: what a delivery from TASKS becomes after the claim service was asked."""
+
+import os
+import secrets
+import socket
+import time
+from dataclasses import dataclass, field
+
+from agentjet.bus.handler import PostponeError
+from agentjet.bus.protocol import Bus
+from agentjet.bus.record import ask
+from agentjet.schemas import subject
+from agentjet.schemas.claim import ClaimGrant, ClaimRequest
+from agentjet.schemas.ids import RunId
+from agentjet.schemas.task import Ticket
+
+BUSY_SECONDS = 2.0
+"""Delay before a ticket whose claim could not be decided is handed out again."""
+_CLAIM_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A ticket that is ours to play."""
+
+    ticket: Ticket
+    attempt: int
+    key: str
+    since: float = field(default_factory=time.monotonic)
+    """Monotonic."""
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the deadline, by the monotonic clock from the moment of the grant; never below a tenth of a second."""
+        return max(self.since + self.ticket.deadline_seconds - time.monotonic(), 0.1)
+
+
+def worker_name() -> str:
+    """`<host>-<pid>-<random>`, a token."""
+    host = "".join(char if char.isascii() and char.isalnum() else "-" for char in socket.gethostname())
+    return f"{host}-{os.getpid()}-{secrets.token_hex(2)}"
+
+
+async def claim(bus: Bus, run: RunId, ticket: Ticket, worker: str) -> Claimed | None:
+    """Asks for a ticket; None when it is over or not of this run.
+
+    Raises:
+        PostponeError: The claim can not be decided now.
+        BusError: Nobody answers.
+    """
+    question = ClaimRequest(run=run, ticket=ticket.id, worker=worker)
+    grant = await ask(bus, subject.claim_service(run), question, ClaimGrant, timeout_seconds=_CLAIM_SECONDS)
+    if grant.granted:
+        return Claimed(ticket, grant.attempt, grant.key)
+    if grant.reason in ("ended", "unknown"):
+        return None
+    raise PostponeError(f"{ticket.id}: the claim service says {grant.reason!r}", delay_seconds=BUSY_SECONDS)

@@ -1,0 +1,107 @@
+"""Ends of episodes: what an attempt says of itself, and storing it once.
+
+The first stored end of a ticket wins for ever. An attempt that ends again gets the same answer; another attempt's end
+is told `superseded`. An end without a single model call is never a sample: it fails by name.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from agentjet.bus.protocol import Bus
+from agentjet.bus.record import put_once
+from agentjet.errors import RecordError
+from agentjet.rollout.stage import Play
+from agentjet.schemas import subject
+from agentjet.schemas.episode import EndReply, EndStatus, Episode, Fault
+from agentjet.schemas.ids import RunId
+from agentjet.schemas.subject import Stream
+from agentjet.schemas.task import EpisodeKind, Ticket
+from agentjet.workers.pool import Failure
+
+_MAX_MESSAGE = 2_000
+
+NO_CALLS = Fault(
+    kind="no_model_calls",
+    message="0 model calls captured: the agent has to call its models at policy.base_url with policy.api_key",
+)
+
+
+class Captured(Protocol):
+    """What a gateway knows of a key's calls."""
+
+    @property
+    def calls(self) -> Mapping[str, Sequence[str]]:
+        """Answered calls for each model, in order."""
+        ...
+
+    @property
+    def stop_reason(self) -> str:
+        """`context` once a prompt left no room in a model's context, else empty."""
+        ...
+
+
+class Endpoint(Protocol):
+    """The gateway, as far as playing needs it."""
+
+    @property
+    def base_url(self) -> str:
+        """Of the OpenAI API, `/v1` included."""
+        ...
+
+    def session(self, key: str) -> Captured:
+        """What a key has called so far."""
+        ...
+
+    def forget(self, key: str) -> None:
+        """The key's episode is over."""
+        ...
+
+
+def ended(ticket: Ticket, attempt: int, captured: Captured, play: Play, *, worker: str) -> Episode:
+    """The end of an attempt, from what its agent did and what the gateway saw."""
+    status, fault = _verdict(ticket, captured, play)
+    return Episode(
+        run=ticket.run,
+        ticket=ticket,
+        attempt=attempt,
+        status=status,
+        calls={model: tuple(calls) for model, calls in captured.calls.items() if calls},
+        reward=play.reward,
+        result=play.result,
+        metrics=play.metrics,
+        transcript=play.transcript,
+        stop_reason=captured.stop_reason,
+        fault=fault,
+        agent_digest=play.digest,
+        worker=worker,
+        seconds=play.seconds,
+    )
+
+
+def _verdict(ticket: Ticket, captured: Captured, play: Play) -> tuple[EndStatus, Fault | None]:
+    if play.failure is not None:
+        fault = Fault(kind=play.failure.kind, message=play.failure.message[:_MAX_MESSAGE])
+        return (EndStatus.ABORTED if play.failure.is_abort else EndStatus.FAILED), fault
+    if ticket.kind is EpisodeKind.TRAIN and not any(captured.calls.values()):
+        return EndStatus.FAILED, NO_CALLS
+    return EndStatus.COMPLETED, None
+
+
+async def store_end(bus: Bus, run: RunId, episode: Episode) -> EndReply:
+    """Stores an end, or learns that there is one; BusError when neither could be found out."""
+    ticket = episode.ticket.id
+    stored = await put_once(bus, run, Stream.EPISODES, subject.episode(run, ticket), episode)
+    if stored.is_ours:
+        return EndReply(ticket=ticket, accepted=True)
+    first = stored.record
+    if not isinstance(first, Episode):
+        raise RecordError(f"{subject.episode(run, ticket)} holds a {first.schema_name} record, no episode")
+    if first.attempt == episode.attempt:
+        return EndReply(ticket=ticket, accepted=True)
+    reason = "dead" if first.status is EndStatus.DEAD else "superseded"
+    return EndReply(ticket=ticket, accepted=False, reason=reason)
+
+
+def failed_play(kind: str, message: str) -> Play:
+    """A play that never came to an end of its own."""
+    return Play(None, {}, None, (), Failure(kind, message), "", 0.0)

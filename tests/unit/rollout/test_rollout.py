@@ -1,0 +1,254 @@
+"""Tickets become ends, whatever the agent does."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from agentjet.bus.memory import MemoryBus
+from agentjet.bus.protocol import Request
+from agentjet.bus.record import put, put_once, read_as, stream_specs
+from agentjet.config.settings import ModelSettings, PoolSettings, RolloutSettings, SwarmSettings
+from agentjet.errors import ConfigError, WorkflowError
+from agentjet.rollout import Rollout
+from agentjet.rollout.ending import ended, store_end
+from agentjet.rollout.stage import Play
+from agentjet.schemas import subject
+from agentjet.schemas.claim import ClaimGrant, ClaimRequest
+from agentjet.schemas.codec import decode_as, encode
+from agentjet.schemas.episode import EndStatus, Episode
+from agentjet.schemas.ids import GroupId, RunId, TicketId
+from agentjet.schemas.subject import Stream, stream_name
+from agentjet.schemas.task import EpisodeKind, Ticket
+
+RUN = RunId("test-aaaaaa")
+AGENT = """
+import asyncio, os
+async def run(task, policy):
+    policy.log({"role": "user", "content": policy.ticket})
+    match task["do"]:
+        case "exit": os._exit(3)
+        case "loop":
+            while True: pass
+        case "raise": raise RuntimeError("tool server is gone")
+        case "abort": policy.abort("not today")
+        case "wait": await asyncio.sleep(0.3)
+    return {"reward": 0.5, "metrics": {"turns": 3}, "result": {"said": policy.models}}
+"""
+
+
+@dataclass
+class Session:
+    calls: dict[str, list[str]] = field(default_factory=dict)
+    stop_reason: str = ""
+
+
+@dataclass
+class FakeGateway:
+    """Stands outside: every key has made one call, but for those of `silent` tickets."""
+
+    base_url: str = "http://127.0.0.1:9/v1"
+    silent: set[str] = field(default_factory=set)
+    forgotten: list[str] = field(default_factory=list)
+    stop_reason: str = ""
+
+    def session(self, key: str) -> Session:
+        return Session({} if key.split("/")[0] in self.silent else {"m": ["call-1"]}, self.stop_reason)
+
+    def forget(self, key: str) -> None:
+        self.forgotten.append(key)
+
+
+@dataclass
+class Claims:
+    """The claim service, as far as a rollout sees it."""
+
+    reasons: dict[str, list[str]] = field(default_factory=dict)
+    attempt: int = 0
+
+    async def __call__(self, request: Request):
+        question = decode_as(ClaimRequest, request.headers, request.payload)
+        reasons = self.reasons.get(question.ticket)
+        if reasons:
+            return _answer(ClaimGrant(ticket=question.ticket, granted=False, reason=reasons.pop(0)))
+        self.attempt += 1
+        return _answer(
+            ClaimGrant(
+                ticket=question.ticket, granted=True, attempt=self.attempt, key=f"{question.ticket}/{self.attempt}"
+            )
+        )
+
+
+def _answer(grant: ClaimGrant):
+    headers, body = encode(grant)
+    return body, headers
+
+
+def ticket(index: int, do: str = "play", **fields: object) -> Ticket:
+    values = {"run": RUN, "pool": "p", "group": GroupId(f"p-{index}"), "member": 0, "group_size": 1, "models": ("m",)}
+    return Ticket(**values | {"task": {"do": do}, "seed": 1, "deadline_seconds": 60.0} | fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def claims() -> Claims:
+    return Claims()
+
+
+@pytest.fixture
+async def bus(memory_bus: MemoryBus, claims: Claims) -> AsyncIterator[MemoryBus]:
+    for spec in stream_specs(RUN, max_bytes=1 << 30):
+        await memory_bus.ensure_stream(spec)
+    async with memory_bus.serve(subject.claim_service(RUN), claims, queue="claim"):
+        yield memory_bus
+
+
+def settings(workflow: str, max_running: int = 8) -> SwarmSettings:
+    return SwarmSettings(
+        models={"m": ModelSettings(path="tiny")},
+        pools={"p": PoolSettings(workflow=workflow), "of-clients": PoolSettings()},
+        rollout=RolloutSettings(max_running=max_running),
+    )
+
+
+@contextlib.asynccontextmanager
+async def playing(bus: MemoryBus, folder: Path, gateway: FakeGateway, max_running: int = 8) -> AsyncIterator[Rollout]:
+    (folder / "agent.py").write_text(AGENT)
+    rollout = Rollout(bus, RUN, settings(f"{folder}/agent.py:run", max_running), gateway)
+    task = asyncio.create_task(rollout.run())
+    try:
+        yield rollout
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def offer(bus: MemoryBus, *tickets: Ticket) -> None:
+    for one in tickets:
+        await put(bus, RUN, Stream.TASKS, subject.task(RUN, one.pool, one.id), one, expected=0)
+
+
+async def end_of(bus: MemoryBus, name: TicketId) -> Episode:
+    async with asyncio.timeout(10):
+        async for message in bus.tail(stream_name(RUN, Stream.EPISODES), subject.episode(RUN, name)):
+            return await read_as(Episode, bus, RUN, Stream.EPISODES, message)
+    raise AssertionError
+
+
+async def until_no_tasks(bus: MemoryBus) -> None:
+    async with asyncio.timeout(10):
+        while (await bus.stream_info(stream_name(RUN, Stream.TASKS))).num_messages:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_ticket_is_played_and_its_end_says_all(bus: MemoryBus, tmp_path: Path):
+    gateway = FakeGateway(stop_reason="context")
+    async with playing(bus, tmp_path, gateway) as rollout:
+        await offer(bus, ticket(0))
+        episode = await end_of(bus, ticket(0).id)
+        await until_no_tasks(bus)
+        assert rollout.metrics()["num_played"] == 1
+    assert (episode.status, episode.reward, episode.metrics) == (EndStatus.COMPLETED, 0.5, {"turns": 3.0})
+    assert (episode.result, episode.calls) == ({"said": ["m"]}, {"m": ("call-1",)})
+    assert episode.transcript == ({"role": "user", "content": "p-0.0.0"},)
+    assert (episode.attempt, episode.stop_reason, len(episode.agent_digest)) == (1, "context", 64)
+    assert episode.ticket.task == {"do": "play"}
+    assert gateway.forgotten == ["p-0.0.0/1"]
+
+
+@pytest.mark.parametrize(
+    ("do", "status", "kind"),
+    [
+        ("exit", EndStatus.FAILED, "WorkerDied"),
+        ("raise", EndStatus.FAILED, "RuntimeError"),
+        ("loop", EndStatus.FAILED, "DeadlineExceeded"),
+        ("abort", EndStatus.ABORTED, "AbortError"),
+    ],
+)
+async def test_an_agents_fault_is_its_episodes_fault(
+    bus: MemoryBus, tmp_path: Path, do: str, status: EndStatus, kind: str
+):
+    async with playing(bus, tmp_path, FakeGateway()):
+        await offer(bus, ticket(0, do, deadline_seconds=1.0), ticket(1))
+        bad, good = await end_of(bus, ticket(0).id), await end_of(bus, ticket(1).id)
+    assert bad.fault is not None
+    assert (bad.status, bad.fault.kind, bad.reward) == (status, kind, None)
+    assert len(bad.transcript) == 1
+    assert good.status is EndStatus.COMPLETED
+
+
+async def test_t13_an_episode_without_a_model_call_fails_by_name(bus: MemoryBus, tmp_path: Path):
+    async with playing(bus, tmp_path, FakeGateway(silent={"p-0.0.0", "p-1.0.0"})):
+        await offer(bus, ticket(0), ticket(1, kind=EpisodeKind.EVAL))
+        trained, evaluated = await end_of(bus, ticket(0).id), await end_of(bus, ticket(1).id)
+    assert trained.status is EndStatus.FAILED
+    assert trained.fault is not None
+    assert trained.fault.kind == "no_model_calls"
+    assert "0 model calls captured" in trained.fault.message
+    assert evaluated.status is EndStatus.COMPLETED
+
+
+async def test_ended_and_unknown_tickets_are_dropped_and_busy_ones_come_again(
+    bus: MemoryBus, tmp_path: Path, claims: Claims, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agentjet.rollout.claiming.BUSY_SECONDS", 0.05)
+    claims.reasons = {"p-0.0.0": ["ended"], "p-1.0.0": ["unknown"], "p-2.0.0": ["busy", "busy"]}
+    async with playing(bus, tmp_path, FakeGateway()) as rollout:
+        await offer(bus, ticket(0), ticket(1), ticket(2))
+        assert (await end_of(bus, ticket(2).id)).status is EndStatus.COMPLETED
+        await until_no_tasks(bus)
+        assert rollout.metrics()["num_dropped"] == 2
+    assert (await bus.stream_info(stream_name(RUN, Stream.EPISODES))).num_messages == 1
+
+
+async def test_the_end_of_another_attempt_stands(bus: MemoryBus, tmp_path: Path):
+    other = ended(ticket(0), 99, Session({"m": ["x"]}), Play(1.0, {}, None, (), None, "", 1.0), worker="w")
+    await put_once(bus, RUN, Stream.EPISODES, subject.episode(RUN, ticket(0).id), other)
+    async with playing(bus, tmp_path, FakeGateway()) as rollout:
+        await offer(bus, ticket(0))
+        await until_no_tasks(bus)
+        assert rollout.metrics()["num_superseded"] == 1
+    assert (await end_of(bus, ticket(0).id)).attempt == 99
+
+
+async def test_a2_ending_again_has_one_effect_and_the_same_reply(bus: MemoryBus):
+    episode = ended(ticket(0), 5, Session({"m": ["x"]}), Play(1.0, {}, None, (), None, "", 1.0), worker="w")
+    first, again = (
+        await store_end(bus, RUN, episode),
+        await store_end(bus, RUN, episode.model_copy(update={"reward": 2})),
+    )
+    assert first == again
+    assert (await end_of(bus, ticket(0).id)).reward == 1.0
+    late = await store_end(bus, RUN, episode.model_copy(update={"attempt": 6}))
+    assert (late.accepted, late.reason) == (False, "superseded")
+
+
+async def test_no_more_run_at_once_than_the_settings_say(bus: MemoryBus, tmp_path: Path):
+    async with playing(bus, tmp_path, FakeGateway(), max_running=2) as rollout:
+        await offer(bus, *(ticket(index, "wait") for index in range(4)))
+        await end_of(bus, ticket(0).id)
+        assert rollout.metrics()["num_running"] <= 2
+        await until_no_tasks(bus)
+
+
+async def test_draining_finishes_what_runs_and_begins_nothing(bus: MemoryBus, tmp_path: Path):
+    async with playing(bus, tmp_path, FakeGateway()) as rollout:
+        await offer(bus, ticket(0, "wait"))
+        async with asyncio.timeout(10):
+            while not rollout.metrics()["num_running"]:
+                await asyncio.sleep(0.01)
+        await rollout.drain(5)
+        assert rollout.metrics()["num_played"] == 1
+        await offer(bus, ticket(1))
+        await asyncio.sleep(0.2)
+        assert (await bus.stream_info(stream_name(RUN, Stream.TASKS))).num_messages == 1
+
+
+async def test_a6_a_broken_agent_stops_the_rollout_with_a_sentence(bus: MemoryBus, tmp_path: Path):
+    (tmp_path / "agent.py").write_text("raise OSError('no licence')")
+    with pytest.raises(WorkflowError, match="line 1: OSError: no licence"):
+        await Rollout(bus, RUN, settings(f"{tmp_path}/agent.py:run"), FakeGateway()).run()
+    with pytest.raises(ConfigError, match="no pool has a workflow"):
+        await Rollout(bus, RUN, SwarmSettings(), FakeGateway()).run()
