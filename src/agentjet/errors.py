@@ -123,6 +123,10 @@ class RewardError(AgentJetError, RuntimeError):
     """The reward function raised, timed out or returned no number; the episode is invalid, never zero."""
 
 
+class TrainingDivergedError(UserError, ArithmeticError):
+    """Too many gradients in a row were not finite."""
+
+
 class CheckpointError(UserError, OSError):
     """A checkpoint is missing, incomplete or damaged."""
 

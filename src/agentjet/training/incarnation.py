@@ -28,7 +28,7 @@ from agentjet.bus.record import read, read_as
 from agentjet.config import SwarmSettings
 from agentjet.config.load import config_digest
 from agentjet.config.place import RunPlace
-from agentjet.errors import FencedError
+from agentjet.errors import FencedError, TrainingDivergedError
 from agentjet.schemas import subject
 from agentjet.schemas.checkpoint import Checkpoint
 from agentjet.schemas.codec import SCHEMA_HEADER, decode
@@ -265,10 +265,19 @@ class Incarnation:
         self._on_step(record)
         for group in batch.groups:
             self._forget(group.group)
+        self._give_up_on_nonfinite()
         await self._publish(sequence)
         every = self._settings.checkpoint.every_steps
         if every and self._step % every == 0:
             await self._save()
+
+    def _give_up_on_nonfinite(self) -> None:
+        assert self._trainer is not None
+        if self._trainer.num_skipped_in_a_row >= self._of.learner.max_nonfinite:
+            raise TrainingDivergedError(
+                f"the last {self._trainer.num_skipped_in_a_row} gradients of model {self._model} were not finite; lower "
+                f"models.{self._model}.learner.learning_rate or max_grad_norm, then start again from the last checkpoint"
+            )
 
     def _forget(self, group: str) -> None:
         for slot in [slot for slot in self._samples if slot.partition(".")[0] == group]:

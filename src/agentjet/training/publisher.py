@@ -20,17 +20,7 @@ from agentjet.schemas.ids import RunId, Version
 from agentjet.schemas.presence import Presence
 from agentjet.schemas.subject import Stream, stream_name
 from agentjet.schemas.weights import Weights
-
-
-class Snapshot(Protocol):
-    """What `write` says of the file it wrote."""
-
-    @property
-    def num_bytes(self) -> int: ...
-    @property
-    def sha256(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
+from agentjet.training.snapshot import Snapshot
 
 
 class WeightSource(Protocol):
