@@ -1,0 +1,70 @@
+"""`agentjet checkpoint ls|verify|export`: on the folders, without a server."""
+
+from pathlib import Path
+
+from agentjet.checkpoint.export import export as export_model
+from agentjet.checkpoint.manifest import read_manifest
+from agentjet.checkpoint.manifest import verify as verify_checkpoint
+from agentjet.checkpoint.store import CheckpointStore
+from agentjet.cli.output import readable_bytes, write_json, write_line
+from agentjet.cli.target import Target
+from agentjet.errors import CheckpointError
+
+
+def ls(*, target: Target | None = None, json: bool = False) -> None:
+    """List the checkpoints of a run, oldest first."""
+    store = _store(target)
+    rows = []
+    for model in store.models():
+        for entry in store.entries(model):
+            try:
+                manifest = read_manifest(entry.path)
+                about = {"step": manifest.step, "num_bytes": manifest.num_bytes, "error": None}
+            except CheckpointError as error:
+                about = {"step": entry.version.step, "num_bytes": 0, "error": str(error)}
+            rows.append({"model": model, "version": str(entry.version), "path": str(entry.path), **about})
+    if json:
+        write_json(rows)
+        return
+    for row in rows:
+        state = row["error"] or f"{readable_bytes(int(row['num_bytes'])):>10}"
+        write_line(f"{row['model']}/{row['version']:<10} step {row['step']:<6} {state}  {row['path']}")
+    if not rows:
+        write_line(f"no checkpoints in {store.root}")
+
+
+def verify(*names: str, target: Target | None = None) -> int:
+    """Read every byte and compare digests. Exit code 1 when one is damaged.
+
+    Args:
+        names: Folders, `model/version`, or `model` for its newest; without any, all checkpoints of the run.
+    """
+    store = _store(target)
+    paths = [store.find(name) for name in names]
+    if not names:
+        paths = [entry.path for model in store.models() for entry in store.entries(model)]
+    if not paths:
+        raise CheckpointError(f"there is no checkpoint in {store.root}; say with --config or --dir which run is meant")
+    num_damaged = 0
+    for path in paths:
+        try:
+            manifest = verify_checkpoint(path)
+            write_line(f"ok      {path}  {len(manifest.files)} files, {readable_bytes(manifest.num_bytes)}")
+        except CheckpointError as error:
+            num_damaged += 1
+            write_line(f"damaged {error}")
+    return 1 if num_damaged else 0
+
+
+def export(name: str, folder: Path, *, target: Target | None = None) -> None:
+    """Write the model of a checkpoint in the Hugging Face format: safetensors, configuration, tokenizer.
+
+    Args:
+        name: A checkpoint's folder, `model/version`, or `model` for its newest.
+        folder: Where to; a new folder.
+    """
+    write_line(str(export_model(_store(target).find(name), folder)))
+
+
+def _store(target: Target | None) -> CheckpointStore:
+    return CheckpointStore((target or Target()).settings().run.dir / "checkpoints")
