@@ -52,7 +52,7 @@ class StreamInfo:
     last_sequence: int
     last_time: float
     """JetStream time of the newest message in seconds since the epoch; 0.0 when there has been none."""
-    consumers: Mapping[str, int] = field(default_factory=dict)
+    consumers: Mapping[str, int] = field(default_factory=dict[str, int])
     """Messages not yet acknowledged (waiting or running) for each durable consumer, where asked for."""
 
 
@@ -160,7 +160,8 @@ class Bus(Protocol):
         `expected`: None stores always; 0 create-only; n only if the subject's last message has sequence n.
         `reply` rides in the header `AJ-Reply` (JetStream itself uses the reply subject).
 
-        Raises ConflictError, BusFullError, BusTimeoutError, RecordTooLargeError.
+        Raises ConflictError, BusFullError, BusTimeoutError (the message may be stored or not, even later),
+        RecordTooLargeError.
         """
         ...
 
