@@ -2,8 +2,8 @@
 
 Per model, in groups: a group is issued only while `issued - dropped < trained + (a + 1) x batch`, where `trained`
 counts the groups of the steps that count (with a constant batch size this is (a + steps + 1) x batch). It also needs
-room below the next evaluation (no learner can pass step v before the evaluation at v has settled) and below the run's last
-step. A ticket needs room in every model that it trains.
+room below the next evaluation (no learner can pass step v before the evaluation at v has settled) and below the run's
+last step. A ticket needs room in every model that it trains.
 
 Why staleness is at most a + w (`max_staleness`). Let batch = b and call e the effective rank of a group: the
 undropped groups issued before it.
