@@ -1,0 +1,260 @@
+"""Read model of a run as it is now: who is alive, what each waits for, how full the streams are, what is amiss.
+
+`fetch` reads the facts; `assess` turns them into a `Status` and is a pure function. Liveness comes from presence only
+and decides nothing: counts come from the streams, steps from the ledger. Ages compare the server's times with this
+machine's clock, so they are as good as that clock.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentjet.accounting.ledger import CurriculumView, LedgerView
+from agentjet.bus.protocol import Bus, StreamInfo
+from agentjet.bus.record import read
+from agentjet.errors import BusError, RecordError
+from agentjet.schemas import subject
+from agentjet.schemas.codec import SCHEMA_HEADER, decode_as
+from agentjet.schemas.ids import RunId, Version
+from agentjet.schemas.presence import Presence
+from agentjet.schemas.subject import CURRICULUM, Stream, stream_name
+
+FULL_RATIO = 0.8
+"""Fill of a stream from which on it is reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was read, as it was read."""
+
+    run: RunId
+    now: float
+    """Seconds since the epoch."""
+    presences: tuple[Presence, ...] = ()
+    streams: Mapping[Stream, StreamInfo] = field(default_factory=dict)
+    ledgers: Mapping[str, LedgerView] = field(default_factory=dict)
+    """For each trained model that is known."""
+    finish_reason: str | None = None
+    """Why the run issues nothing more."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitStatus:
+    """Something an actor waits for."""
+
+    what: str
+    since: float
+    seconds: float
+    unblocked_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class ActorStatus:
+    """A live actor."""
+
+    actor: str
+    name: str
+    models: tuple[str, ...]
+    state: str
+    host: str
+    pid: int
+    up_seconds: float
+    waiting: tuple[WaitStatus, ...]
+    metrics: Mapping[str, float]
+    info: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """A stream's state."""
+
+    name: str
+    num_messages: int
+    num_bytes: int
+    max_bytes: int
+    fill_ratio: float
+    first_sequence: int
+    last_sequence: int
+    age_seconds: float | None
+    """Since its newest message; None while there has been none."""
+    consumers: Mapping[str, int]
+    """Messages that each durable consumer has not acknowledged."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """A model's learner and engines."""
+
+    name: str
+    step: int
+    version: str
+    """Newest in the ledger; empty before the first learner."""
+    incarnation: int
+    num_dropped_groups: int
+    num_learners: int
+    engines: Mapping[str, str]
+    """Live engines and the version each serves."""
+    staleness_steps: int | None
+    """Steps by which the oldest engine is behind; None without engines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A run as it is now."""
+
+    run: RunId
+    time: float
+    finish_reason: str | None
+    problems: tuple[str, ...]
+    """What needs a person, one sentence each."""
+    actors: tuple[ActorStatus, ...]
+    streams: tuple[StreamStatus, ...]
+    models: tuple[ModelStatus, ...]
+
+
+async def fetch(bus: Bus, run: RunId, *, now: float | None = None) -> Facts:
+    """Read presence, streams and ledger of a run."""
+    live = await bus.presence(subject.presence_bucket(run))
+    header = {SCHEMA_HEADER: Presence.schema_header()}
+    presences: list[Presence] = []
+    for body in live.values():
+        try:
+            presences.append(decode_as(Presence, header, body))
+        except RecordError:
+            continue  # of another version; what it does shows in the streams
+    streams = dict(zip(Stream, await asyncio.gather(*(_stream(bus, run, one) for one in Stream)), strict=True))
+    curriculum, ledgers = await _ledgers(bus, run)
+    return Facts(
+        run=run,
+        now=time.time() if now is None else now,
+        presences=tuple(sorted(presences, key=lambda one: (one.actor, one.models, one.name))),
+        streams={stream: info for stream, info in streams.items() if info is not None},
+        ledgers=ledgers,
+        finish_reason=curriculum.finish.reason if curriculum.finish else None,
+    )
+
+
+async def _stream(bus: Bus, run: RunId, stream: Stream) -> StreamInfo | None:
+    name = stream_name(run, stream)
+    try:
+        return await bus.stream_info(name, with_consumers=True)
+    except BusError:
+        if name in await bus.stream_names(name):
+            raise
+        return None  # the run is just being set up
+
+
+async def _ledgers(bus: Bus, run: RunId) -> tuple[CurriculumView, dict[str, LedgerView]]:
+    curriculum, ledgers = CurriculumView(), dict[str, LedgerView]()
+    name = stream_name(run, Stream.LEDGER)
+    if name not in await bus.stream_names(name):
+        return curriculum, ledgers
+    async for message in bus.scan(name):
+        record = await read(bus, run, Stream.LEDGER, message)
+        who = message.subject.rpartition(".")[2]
+        view = curriculum if who == CURRICULUM else ledgers.setdefault(who, LedgerView())
+        view.apply(message.sequence, record)
+    for _, issue in curriculum.issues():
+        for model in issue.ranks:
+            ledgers.setdefault(model, LedgerView())
+    return curriculum, ledgers
+
+
+def assess(facts: Facts) -> Status:
+    """What the facts say."""
+    actors = tuple(_actor(presence, facts.now) for presence in facts.presences)
+    streams = tuple(_stream_status(info, facts.now) for info in facts.streams.values())
+    models = tuple(_model(name, facts) for name in _model_names(facts))
+    problems = tuple(_problems(facts, streams, models))
+    return Status(facts.run, facts.now, facts.finish_reason, problems, actors, streams, models)
+
+
+def _actor(presence: Presence, now: float) -> ActorStatus:
+    return ActorStatus(
+        actor=presence.actor,
+        name=presence.name,
+        models=presence.models,
+        state=presence.state,
+        host=presence.host,
+        pid=presence.pid,
+        up_seconds=max(0.0, now - presence.started),
+        waiting=tuple(
+            WaitStatus(wait.what, wait.since, max(0.0, now - wait.since), wait.unblocked_by)
+            for wait in presence.waiting
+        ),
+        metrics=presence.metrics,
+        info=presence.info,
+    )
+
+
+def _stream_status(info: StreamInfo, now: float) -> StreamStatus:
+    return StreamStatus(
+        name=info.name,
+        num_messages=info.num_messages,
+        num_bytes=info.num_bytes,
+        max_bytes=info.max_bytes,
+        fill_ratio=info.num_bytes / info.max_bytes if info.max_bytes > 0 else 0.0,
+        first_sequence=info.first_sequence,
+        last_sequence=info.last_sequence,
+        age_seconds=max(0.0, now - info.last_time) if info.last_time else None,
+        consumers=dict(info.consumers),
+    )
+
+
+def _model_names(facts: Facts) -> list[str]:
+    served = {model for one in facts.presences if one.actor in {"inference", "learner"} for model in one.models}
+    return sorted({*facts.ledgers, *served})
+
+
+def _model(name: str, facts: Facts) -> ModelStatus:
+    view = facts.ledgers.get(name, LedgerView())
+    engines = {one.name: str(one.info.get("version", "")) for one in _live(facts, "inference", name)}
+    steps = [version.step for version in map(_parsed, engines.values()) if version is not None]
+    return ModelStatus(
+        name=name,
+        step=view.num_steps,
+        version=str(view.head) if view.head else "",
+        incarnation=view.incarnation,
+        num_dropped_groups=view.num_dropped,
+        num_learners=len(_live(facts, "learner", name)),
+        engines=engines,
+        staleness_steps=max(0, view.num_steps - min(steps)) if steps else None,
+    )
+
+
+def _parsed(version: str) -> Version | None:
+    try:
+        return Version.parse(version)
+    except ValueError:
+        return None
+
+
+def _live(facts: Facts, actor: str, model: str | None = None) -> list[Presence]:
+    return [one for one in facts.presences if one.actor == actor and (model is None or model in one.models)]
+
+
+def _problems(facts: Facts, streams: Sequence[StreamStatus], models: Sequence[ModelStatus]) -> Iterator[str]:
+    for stream in streams:
+        if stream.fill_ratio >= FULL_RATIO:
+            yield (
+                f"stream {stream.name} is {stream.fill_ratio:.0%} full: nothing more is issued until it is purged; "
+                "raise streams.max_gib or save checkpoints more often"
+            )
+    if facts.finish_reason is not None:
+        return
+    for model in models:
+        if model.name in facts.ledgers and not model.num_learners:
+            yield f"no learner is attached to model {model.name}: its samples are kept and wait"
+        if not model.engines:
+            yield f"no engine serves model {model.name}: its calls wait"
+    for actor, waits in (
+        ("curriculum", "nothing is issued and no ticket can be claimed"),
+        ("rollout", "tickets wait, unless clients of their own play them"),
+        ("reward", "ended episodes are not scored"),
+        ("merger", "scored episodes do not reach the learners"),
+        ("checkpoint", "what the learners save is neither verified nor pruned"),
+    ):
+        if not _live(facts, actor):
+            yield f"no {actor} is attached: {waits}"

@@ -1,0 +1,89 @@
+"""A `Status` as tables for a terminal."""
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from agentjet.ui.status import ActorStatus, ModelStatus, Status, StreamStatus
+
+_MIB = 1024**2
+
+
+def render(status: Status) -> RenderableType:
+    """Everything that `agentjet status` shows."""
+    return Group(*_parts(status))
+
+
+def _parts(status: Status) -> Iterator[RenderableType]:
+    head = f"run {status.run}"
+    if status.finish_reason is not None:
+        head += f": finished ({status.finish_reason})"
+    yield Text(head, style="bold")
+    for problem in status.problems:
+        yield Text(f"! {problem}", style="yellow")
+    if status.models:
+        yield _models(status.models)
+    if status.actors:
+        yield _actors(status.actors)
+    if status.streams:
+        yield _streams(status.streams)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        table.add_column(column.removesuffix(">"), justify="right" if column.endswith(">") else "left")
+    return table
+
+
+def _models(models: tuple[ModelStatus, ...]) -> Table:
+    table = _table("model", "step>", "version", "learner", "engines", "behind>", "dropped groups>")
+    for model in models:
+        engines = ", ".join(f"{name} ({version or 'loading'})" for name, version in model.engines.items())
+        table.add_row(
+            model.name,
+            str(model.step),
+            model.version or "-",
+            "attached" if model.num_learners else "none",
+            engines or "none",
+            "-" if model.staleness_steps is None else str(model.staleness_steps),
+            str(model.num_dropped_groups),
+        )
+    return table
+
+
+def _actors(actors: tuple[ActorStatus, ...]) -> Table:
+    table = _table("actor", "models", "state", "up>", "waits for")
+    for actor in actors:
+        waits = "; ".join(
+            f"{wait.what} ({_duration(wait.seconds)})" + (f", by {wait.unblocked_by}" if wait.unblocked_by else "")
+            for wait in actor.waiting
+        )
+        name = f"{actor.actor} {actor.host}:{actor.pid}"
+        table.add_row(name, ", ".join(actor.models), actor.state, _duration(actor.up_seconds), waits)
+    return table
+
+
+def _streams(streams: tuple[StreamStatus, ...]) -> Table:
+    table = _table("stream", "messages>", "MiB>", "full>", "newest>", "not acknowledged")
+    for stream in streams:
+        consumers = ", ".join(f"{name} {count}" for name, count in sorted(stream.consumers.items()))
+        age = "never" if stream.age_seconds is None else f"{_duration(stream.age_seconds)} ago"
+        table.add_row(
+            stream.name.rpartition("_")[2],
+            str(stream.num_messages),
+            f"{stream.num_bytes / _MIB:.1f}",
+            f"{stream.fill_ratio:.0%}",
+            age,
+            consumers,
+        )
+    return table
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
