@@ -54,6 +54,7 @@ class Rollout:
         self._bus, self._run, self._gateway = bus, run, gateway
         self._pools = {name: pool for name, pool in settings.pools.items() if pool.workflow}
         self._max_running = settings.rollout.max_running
+        self._num_warm = min(settings.rollout.num_workers, self._max_running)
         self._free = asyncio.Semaphore(settings.rollout.max_running)
         self._stages: dict[str, Stage] = {}
         self._running: dict[str, Claimed] = {}
@@ -122,7 +123,8 @@ class Rollout:
     async def _set_stages(self) -> None:
         for pool in self._pools.values():
             if pool.workflow not in self._stages:
-                stage = self._stages[pool.workflow] = Stage(pool.workflow, max_running=self._max_running)
+                stage = Stage(pool.workflow, max_running=self._max_running, num_warm=self._num_warm)
+                self._stages[pool.workflow] = stage
                 await stage.start()
 
     async def _play_pool(self, pool: str) -> None:

@@ -52,8 +52,8 @@ class Part:
 class Stage:
     """Plays tasks with one workflow, each in a worker process of its own."""
 
-    def __init__(self, workflow: str, *, max_running: int) -> None:
-        self.pool = WorkerPool(workflow, adapter=ADAPTER, max_running=max_running)
+    def __init__(self, workflow: str, *, max_running: int, num_warm: int = 0) -> None:
+        self.pool = WorkerPool(workflow, adapter=ADAPTER, max_running=max_running, num_warm=num_warm)
 
     async def start(self) -> None:
         """Imports the agent; WorkflowError says why it can not be."""

@@ -61,6 +61,7 @@ class WorkerPool:
         entry: `file.py:function` or `module:function`.
         adapter: `module:function` of AgentJet's, see `agentjet.workers.worker.Adapter`.
         max_running: Most workers at once; more work waits.
+        num_warm: Workers that are forked by `start` already.
         recycle_after: Pieces of work after which a worker is replaced.
         max_rss_bytes: Resident memory beyond which a worker is replaced.
     """
@@ -71,6 +72,7 @@ class WorkerPool:
         *,
         adapter: str,
         max_running: int,
+        num_warm: int = 0,
         recycle_after: int = 200,
         max_rss_bytes: int = 2 << 30,
     ) -> None:
@@ -78,6 +80,7 @@ class WorkerPool:
         self.problem = ""
         """Why a changed file's new code is not used; empty when all is well."""
         self._adapter = adapter
+        self._num_warm = num_warm
         self._recycle_after = recycle_after
         self._max_rss_bytes = max_rss_bytes
         self._free = asyncio.Semaphore(max_running)
@@ -95,7 +98,8 @@ class WorkerPool:
 
     async def start(self) -> None:
         """Imports the code; WorkflowError says why it can not be."""
-        await self._current()
+        nursery = await self._current()
+        nursery.idle += [await nursery.fork() for _ in range(self._num_warm)]
         self._watcher = asyncio.create_task(self._watch())
 
     async def run(
