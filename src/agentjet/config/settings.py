@@ -239,16 +239,16 @@ class RolloutSettings(Section):
     """The processes that play episodes."""
 
     num_workers: Count = 2
-    """Worker processes; a crash or endless loop costs one of them."""
+    """Worker processes ready before the first ticket; more are forked as episodes come, up to `max_running`."""
     max_running: Count = 64
-    """Episodes at once over all workers."""
+    """Episodes at once. Each has a worker process to itself, so a crash or endless loop costs that episode only."""
 
 
 class RewardSettings(Section):
     """Scoring."""
 
     num_workers: Count = 1
-    """Worker processes for reward functions."""
+    """Reward functions that run at once, each in a worker process."""
     max_crashes: Count = 3
     """Tries before an episode that crashes its reward function is invalid."""
 
