@@ -4,10 +4,10 @@ Invariants:
 
 - `RunHistory.apply` is pure bookkeeping: the same records give the same history, and a record that was applied already
   is ignored, so a reader may start again anywhere.
-- Steps that a later `LearnerStart` voided are not shown. Streams arrive in any order relative to one another:
+- Which steps count is `LedgerView`'s to say. Streams arrive in any order relative to one another:
   evaluation scores wait for the ledger's record of their group.
 
-It draws nothing and decides nothing; accounting proper is `agentjet.accounting`.
+It draws nothing and decides nothing.
 """
 
 import asyncio
@@ -16,11 +16,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from agentjet.accounting.ledger import LedgerView
 from agentjet.bus.protocol import Bus, StoredMessage
 from agentjet.bus.record import read
 from agentjet.errors import RecordError
 from agentjet.schemas.ids import GroupId, RunId, SlotId, group_id
-from agentjet.schemas.ledger import GroupDrop, GroupIssue, LearnerStart, LearnerStep, RunFinish
+from agentjet.schemas.ledger import CurriculumStart, GroupDrop, GroupIssue, LearnerStart, LearnerStep, RunFinish
 from agentjet.schemas.record import Record
 from agentjet.schemas.score import Outcome, Score
 from agentjet.schemas.subject import Stream, stream_name, stream_subjects
@@ -78,13 +79,27 @@ class ModelHistory:
     steps: list[StepPoint] = field(default_factory=list)
     started: float = 0.0
     """When the present learner took over."""
-    base_step: int = 0
-    num_dropped_groups: int = 0
+    _ledger: LedgerView = field(default_factory=LedgerView)
+
+    def apply(self, sequence: int, time: float, record: LearnerStart | LearnerStep | GroupDrop) -> None:
+        """Take in the chain's next record; RecordError when it can not follow those before it."""
+        self._ledger.apply(sequence, record)
+        if isinstance(record, LearnerStart):
+            self.started = time
+            valid = {taken.sequence for taken in self._ledger.steps}
+            self.steps = [point for point in self.steps if point.sequence in valid]
+        elif isinstance(record, LearnerStep):
+            self.steps.append(StepPoint(record.step, sequence, time, record.metrics, record.members, record.is_skipped))
 
     @property
     def step(self) -> int:
         """Steps contained in the newest weights."""
-        return self.steps[-1].step if self.steps else self.base_step
+        return self._ledger.num_steps
+
+    @property
+    def num_dropped_groups(self) -> int:
+        """Groups that no step will use."""
+        return self._ledger.num_dropped
 
     def series(self, name: str) -> list[tuple[float, float]]:
         """(step, value) wherever the metric is there and finite."""
@@ -122,7 +137,7 @@ class RunHistory:
         self.finish_reason: str | None = None
         """Why the run issues nothing more, once it does not."""
         self.num_unreadable = 0
-        """Records that this version could not read and left out."""
+        """Records left out because they could not be read or can not follow those before them."""
         self._groups: dict[GroupId, GroupIssue] = {}
         self._eval_scores: defaultdict[GroupId, dict[SlotId, Score]] = defaultdict(dict)
         self._num_records: defaultdict[Stream, int] = defaultdict(int)
@@ -136,16 +151,15 @@ class RunHistory:
         self._applied[stream] = sequence
         self._num_records[stream] += 1
         match record:
-            case LearnerStart():
-                self._start(record, time)
-            case LearnerStep():
-                self._model(record.model).steps.append(
-                    StepPoint(record.step, sequence, time, record.metrics, record.members, record.is_skipped)
-                )
-            case GroupDrop():
-                self._model(record.model).num_dropped_groups += 1
+            case LearnerStart() | LearnerStep() | GroupDrop():
+                try:
+                    self.models.setdefault(record.model, ModelHistory(record.model)).apply(sequence, time, record)
+                except RecordError:
+                    self.num_unreadable += 1
             case GroupIssue():
                 self._groups[group_id(record.pool, record.index)] = record
+            case CurriculumStart():
+                self.finish_reason = None
             case RunFinish():
                 self.finish_reason = record.reason
             case Score():
@@ -180,15 +194,6 @@ class RunHistory:
                 groups.clear()
             groups.append((name, issue))
         return [self._evaluation(step, groups) for step, groups in sorted(by_step.items())]
-
-    def _model(self, name: str) -> ModelHistory:
-        return self.models.setdefault(name, ModelHistory(name))
-
-    def _start(self, record: LearnerStart, time: float) -> None:
-        model = self._model(record.model)
-        model.started = time
-        model.base_step = record.base_step
-        model.steps = [point for point in model.steps if point.step <= record.base_step]
 
     def _score(self, score: Score) -> None:
         self._num_scored += score.outcome is Outcome.SCORED

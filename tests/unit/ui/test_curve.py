@@ -1,20 +1,22 @@
 import io
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageColor
 from rich.console import Console
 
 from agentjet.schemas.ids import RunId
-from agentjet.schemas.ledger import LearnerStep
+from agentjet.schemas.ledger import LearnerStart, LearnerStep
 from agentjet.schemas.subject import Stream
 from agentjet.ui.curve import LearningCurve, TerminalCurve, plain_name
 from agentjet.ui.history import RunHistory
-from agentjet.ui.plot import save_plot, smooth
+from agentjet.ui.plot import RATIO_COLORS, save_plot, smooth
 
+RUN = RunId("run-abcdef")
 CURVE = LearningCurve(
     rewards={"reward": [(1, 0.1), (2, 0.4), (3, 0.6)]},
     ratios={"win": [(1, 0.0), (2, 0.5), (3, 0.5)]},
@@ -36,9 +38,11 @@ def lines_of(curve: LearningCurve, width: int, file: io.StringIO | None = None, 
 
 def history_of(*metrics: dict[str, float], model: str = "m", history: RunHistory | None = None) -> RunHistory:
     history = history or RunHistory()
+    start = LearnerStart(run=RUN, model=model, incarnation=1, base_step=0, cursor=0, config_digest="c", fold_digest="f")
+    history.apply(Stream.LEDGER, history.next_sequence(Stream.LEDGER), 0.0, start)
     for number, values in enumerate(metrics, 1):
         step = LearnerStep(
-            run=RunId("r-abcdef"),
+            run=RUN,
             model=model,
             incarnation=1,
             step=number,
@@ -94,6 +98,7 @@ def test_rewards_beyond_one_widen_the_axis_and_leave_shares_to_the_picture():
     assert "20.00│" in text and "-5.00│" in text and "win" not in text
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 1000), st.floats(-1e9, 1e9)), max_size=20),
     st.floats(allow_nan=True, allow_infinity=True),
@@ -137,13 +142,25 @@ def test_smoothing_keeps_steps_and_a_constant():
     ids=["full", "empty", "one step", "wide range"],
 )
 def test_the_picture_is_a_png_of_the_asked_size(curve: LearningCurve, tmp_path: Path):
-    path = save_plot(curve, tmp_path / "deep" / "curve.png", title="guess $1", subtitle="a_b^c", size_pixels=(640, 400))
+    path = save_plot(
+        curve, tmp_path / "deep" / "curve.png", title=r"guess $\oops$", subtitle=r"$\frac$", size_pixels=(640, 400)
+    )
     with Image.open(path) as image:
         image.verify()
         assert (image.format, image.size) == ("PNG", (640, 400))
 
 
-def test_lines_make_a_difference_in_the_picture(tmp_path: Path):
-    full = save_plot(CURVE, tmp_path / "full.png", title="t").read_bytes()
-    empty = save_plot(LearningCurve(), tmp_path / "empty.png", title="t").read_bytes()
-    assert len(full) > len(empty) + 2_000
+def test_every_part_of_a_curve_is_in_the_picture(tmp_path: Path):
+    parts: list[dict[str, Any]] = [
+        {},
+        *({name: getattr(CURVE, name)} for name in ("rewards", "ratios", "evals", "references")),
+    ]
+    pictures = {save_plot(LearningCurve(**part), tmp_path / "curve.png", title="t").read_bytes() for part in parts}
+    assert len(pictures) == 5
+
+
+def test_shares_are_drawn_in_their_colors(tmp_path: Path):
+    path = save_plot(LearningCurve(ratios=CURVE.ratios), tmp_path / "curve.png", title="t")
+    with Image.open(path) as image:
+        colors = {color for _, color in image.convert("RGB").getcolors(1 << 20) or []}
+    assert ImageColor.getrgb(RATIO_COLORS[0]) in colors

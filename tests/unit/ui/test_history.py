@@ -4,13 +4,21 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentjet.bus.protocol import StoredMessage
 from agentjet.schemas.codec import encode
 from agentjet.schemas.ids import GroupId, RunId, group_id
-from agentjet.schemas.ledger import DropReason, GroupDrop, GroupIssue, LearnerStart, LearnerStep, RunFinish
+from agentjet.schemas.ledger import (
+    CurriculumStart,
+    DropReason,
+    GroupDrop,
+    GroupIssue,
+    LearnerStart,
+    LearnerStep,
+    RunFinish,
+)
 from agentjet.schemas.record import Record
 from agentjet.schemas.score import Outcome, Score
 from agentjet.schemas.subject import Stream
@@ -101,27 +109,34 @@ def test_steps_after_the_base_of_a_new_learner_are_void():
 
 
 def test_models_have_steps_of_their_own():
-    history = history_of(Stream.LEDGER, step(1, model="a"), step(1, model="b"), start(2, 0, model="a"))
+    history = history_of(Stream.LEDGER, *(start(model=name) for name in "ab"), step(1, model="a"), step(1, model="b"))
+    history.apply(Stream.LEDGER, 5, 1.0, start(2, 0, model="a"))
     assert [model.step for model in history.models.values()] == [0, 1]
 
 
-def test_a_resumed_model_stands_at_its_base_before_its_first_step():
-    assert history_of(Stream.LEDGER, start(2, 7)).models["m"].step == 7
+def test_a_record_that_can_not_follow_is_left_out():
+    history = history_of(Stream.LEDGER, start(), step(1), step(3), step(2, 9), step(2))
+    assert (history.models["m"].step, history.num_unreadable) == (2, 2)
 
 
 def test_a_series_leaves_out_what_is_absent_or_not_finite():
-    history = history_of(Stream.LEDGER, step(1, loss=math.nan), step(2), step(3, loss=2.0), step(4, loss=math.inf))
+    history = history_of(
+        Stream.LEDGER, start(), step(1, loss=math.nan), step(2), step(3, loss=2.0), step(4, loss=math.inf)
+    )
     assert history.models["m"].series("loss") == [(3, 2.0)]
     assert history.models["m"].latest("loss") == 2.0
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 6), max_size=30))
 def test_records_applied_again_change_nothing(order: list[int]):
     records = [start(), step(1), step(2), start(2, 1), step(2, 2), step(3, 2)]
     history = history_of(Stream.LEDGER, *records)
     for sequence in order:
         history.apply(Stream.LEDGER, sequence, 0.0, records[sequence - 1])
+        history.apply(Stream.EPISODES, sequence, 0.0, None)
     assert [point.sequence for point in history.models["m"].steps] == [2, 5, 6]
+    assert (history.num_unreadable, history.counts.ended <= len(set(order))) == (0, True)
 
 
 @pytest.mark.parametrize("ledger_first", [True, False])
@@ -165,8 +180,10 @@ def test_training_scores_are_counted_but_are_no_evaluation():
 
 def test_drops_and_the_end_of_the_run_are_kept():
     drop = GroupDrop(run=RUN, model="m", incarnation=1, group=GroupId("train-0"), rank=0, reason=DropReason.CONSTANT)
-    history = history_of(Stream.LEDGER, drop, RunFinish(run=RUN, reason="all steps are done"))
+    history = history_of(Stream.LEDGER, start(), drop, RunFinish(run=RUN, reason="all steps are done"))
     assert (history.models["m"].num_dropped_groups, history.finish_reason) == (1, "all steps are done")
+    history.apply(Stream.LEDGER, 4, 1.0, CurriculumStart(run=RUN, incarnation=2, config_digest="c"))
+    assert history.finish_reason is None
 
 
 class LogBus:

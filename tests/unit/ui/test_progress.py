@@ -28,11 +28,15 @@ FIGURES = {
 
 def history_of(num_steps: int = 3, model: str = "m", **metrics: float) -> RunHistory:
     history = RunHistory()
-    begin = LearnerStart(run=RUN, model=model, incarnation=1, base_step=0, cursor=0, config_digest="c", fold_digest="f")
-    history.apply(Stream.LEDGER, 1, 1000.0, begin)
+    add_start(history, model)
     for number in range(1, num_steps + 1):
         add_step(history, number, model, {**FIGURES, **metrics})
     return history
+
+
+def add_start(history: RunHistory, model: str) -> None:
+    start = LearnerStart(run=RUN, model=model, incarnation=1, base_step=0, cursor=0, config_digest="c", fold_digest="f")
+    history.apply(Stream.LEDGER, history.next_sequence(Stream.LEDGER), 1000.0, start)
 
 
 def add_step(history: RunHistory, number: int, model: str, metrics: dict[str, float], **more: Any) -> None:
@@ -178,6 +182,7 @@ def test_a_skipped_step_and_nan_are_said_plainly():
 
 def test_lines_name_the_model_where_there_are_several():
     console, history = console_of(80), history_of(1, model="a")
+    add_start(history, "b")
     add_step(history, 1, "b", {})
     with Progress(console, history, num_steps=4, title="two"):
         pass

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from agentjet.schemas.episode import EndStatus, Episode
 from agentjet.schemas.ids import GroupId, RunId
-from agentjet.schemas.ledger import LearnerStep
+from agentjet.schemas.ledger import LearnerStart, LearnerStep
 from agentjet.schemas.subject import Stream
 from agentjet.schemas.task import Ticket
 from agentjet.ui.curve import LearningCurve
@@ -118,6 +118,8 @@ def test_long_transcripts_are_cut():
 
 def history_of(*rewards: float, model: str = "m", history: RunHistory | None = None) -> RunHistory:
     history = history or RunHistory()
+    start = LearnerStart(run=RUN, model=model, incarnation=1, base_step=0, cursor=0, config_digest="c", fold_digest="f")
+    history.apply(Stream.LEDGER, history.next_sequence(Stream.LEDGER), 0.0, start)
     for number, reward in enumerate(rewards, 1):
         step = LearnerStep(
             run=RUN,
