@@ -1,323 +1,205 @@
-"""The learner's fold over SAMPLES: which groups make which batch is a function of the log and the settings alone.
-
-The rule. A group is *complete* when each of its slots has a record. A complete group is dropped at once when it trains
-nobody; otherwise it is usable. The *effective rank* of a group is its rank less the dropped ranks below it. Batch k
-(k = 1, 2, ...; it becomes step k) is formed at the earliest log position where `batch_groups` usable groups that no
-earlier batch took are complete and every group of effective rank below (k - w) x batch_groups is complete; it takes
-the lowest ranks. With w = 0 groups train in the order of issue; a larger w lets slow groups be overtaken by up to w
-batches (`agentjet.accounting.admission` derives the bound on staleness).
+"""Token-exact histories: the prompt of a request continues an earlier call's ids, or is rendered afresh with a cause.
 
 Invariants:
 
-- Feeding records one by one or in chunks, or restoring any state and feeding on, gives the same batches and drops.
-- A slot counts once: a record of a known slot changes nothing, at whatever sequence it stands.
-- `cursor` is the lowest sequence of a record that is in no popped batch and no dropped group.
+- A request whose messages are an earlier call's messages plus its reply, and then more, keeps that call's ids (prompt
+  and sampled) exactly; only the text that the template adds is encoded.
+- That happens only if the template's rendering of the whole request continues the earlier prompt and shows the reply
+  (up to white space and the spelling of tool calls). Otherwise the request is rendered whole, and the cause is named.
+- What the template adds is prompt: also an end-of-turn token that a truncated reply lacks.
+- Agent name, tools, roles, texts and tool calls all take part in the comparison.
 
-Batches are formed as records arrive, however late they are popped. The state to keep with step k is `to_dict()` after
-`pop_batch` gave batch k and before it gives batch k + 1. Drops popped since then come out again after a restore,
-because the ledger voids drops recorded after step k; recording one twice is harmless.
-
-It holds facts of slots, never tensors; the learner reads samples again by sequence.
+One history holds the calls of one attempt for one model. Its cost grows with the number of messages, encoding with the
+increment only. It does not know where calls are stored.
 """
 
-import hashlib
-import json
-from collections import deque
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from agentjet.accounting.group import FoldGroup
-from agentjet.accounting.interval import IntervalSet
-from agentjet.errors import RecordError
-from agentjet.schemas.ids import GroupId, SlotId
-from agentjet.schemas.ledger import DropReason
-from agentjet.schemas.sample import SlotRecord
+from agentjet.chat.message import Message, digest, normalise, normalise_all
+from agentjet.chat.parser import ToolCall, parse_reply
+from agentjet.chat.template import ChatTemplate
+from agentjet.schemas.call import Call, FinishReason, ForkCause
+from agentjet.schemas.ids import CallId
 
-STATE_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """A group that no batch will take; becomes a `GroupDrop`."""
-
-    group: GroupId
-    rank: int
-    reason: DropReason
-    position: int
-    """SAMPLES sequence at which it was dropped."""
+_ROOT = b"agentjet"
 
 
 @dataclass(frozen=True, slots=True)
-class BatchMember:
-    """A usable sample of a batch."""
+class Prompt:
+    """What a call starts from."""
 
-    slot: SlotId
-    sequence: int
-    """Of the sample in SAMPLES."""
-    reward: float
+    parent: CallId | None
+    """Call whose prompt and completion come first."""
+    ids: tuple[int, ...]
+    """The whole prompt."""
+    increment: tuple[int, ...]
+    """The ids after the parent's; the whole prompt when there is no parent."""
+    fork: ForkCause
+    num_messages_before: int
+    """Messages of the request that stand in the parent and its reply."""
+    text: str
+    """The rendering of the whole request."""
+    messages: tuple[Message, ...]
+    """The whole request in canonical form."""
+    misses_reply: bool
+    """The messages after the parent's hold a reply that no known call gave."""
 
 
 @dataclass(frozen=True, slots=True)
-class BatchGroup:
-    """A group of a batch with its usable members, by member."""
+class _Turn:
+    """A finished call."""
 
-    group: GroupId
-    rank: int
-    members: tuple[BatchMember, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The groups of one optimizer step, by rank."""
-
-    step: int
-    """The step it becomes."""
-    groups: tuple[BatchGroup, ...]
-    cursor: int
-    """Lowest sequence of a record that is unsettled once this batch is trained."""
-    position: int
-    """SAMPLES sequence at which it was formed."""
-
-    @property
-    def members(self) -> tuple[BatchMember, ...]:
-        """All its samples, group by group."""
-        return tuple(member for group in self.groups for member in group.members)
+    call: CallId
+    messages: tuple[Message, ...]
+    """Request and reply."""
+    tools: tuple[Any, ...]
+    text: str
+    """The prompt as rendered then."""
+    ids: tuple[int, ...]
+    """Prompt and completion."""
+    end_id: int | None
+    """The end-of-turn token, where it was sampled."""
+    is_cut: bool
+    """A stop string ended it, so its ids say more than its text."""
+    fork: ForkCause
 
 
-@dataclass(slots=True)
-class _Formed:
-    """A batch that waits to be popped."""
+class History:
+    """The finished calls of one attempt."""
 
-    groups: list[FoldGroup]
-    cursor: int
-    position: int
+    def __init__(self, template: ChatTemplate, stop_ids: frozenset[int]) -> None:
+        self._template = template
+        self._stop_ids = stop_ids
+        self._turns: dict[CallId, _Turn] = {}
+        self._by_conversation: dict[bytes, _Turn] = {}
+        self._without_tools: set[bytes] = set()
+        self._openings: set[bytes] = set()
+        self._agents: set[str] = set()
 
+    def __contains__(self, call: CallId) -> bool:
+        return call in self._turns
 
-class LearnerFold:
-    """The fold of one model.
+    def __len__(self) -> int:
+        return len(self._turns)
 
-    Example:
-        fold = LearnerFold(batch_groups=4, straggler_bound=0, min_group=2)
-        fold.apply(sequence, record)
-        drops, batch = fold.pop_drops(), fold.pop_batch()
+    def prompt(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] = (), agent: str = "") -> Prompt:
+        """The prompt of a new request.
 
-    Args:
-        batch_groups: Groups of a batch.
-        straggler_bound: w of the rule.
-        min_group: Fewest usable members of a group that trains.
-        drop_constant_groups: Drop groups whose rewards are all equal.
-    """
-
-    def __init__(
-        self,
-        *,
-        batch_groups: int,
-        straggler_bound: int = 0,
-        min_group: int = 2,
-        drop_constant_groups: bool = False,
-    ) -> None:
-        self._batch_groups, self._straggler_bound = batch_groups, straggler_bound
-        self._min_group, self._drop_constant = min_group, drop_constant_groups
-        self._position = 0
-        self._num_popped = 0
-        self._num_taken = 0
-        self._complete = IntervalSet()
-        self._dropped = IntervalSet()
-        self._open: dict[int, FoldGroup] = {}
-        self._ready: dict[int, FoldGroup] = {}
-        self._formed: deque[_Formed] = deque()
-        self._drops: list[Drop] = []
-        self._recent_drops: list[Drop] = []
-        self._num_issued: int | None = None
-
-    def apply(self, sequence: int, record: SlotRecord) -> None:
-        """Take in a sample or tombstone; known slots are ignored.
-
-        Raises:
-            RecordError: The record contradicts the log so far.
+        Raises BadRequestError for messages that are no text chat, or that the template refuses.
         """
-        if record.rank in self._complete:
-            return
-        group = self._open.get(record.rank) or FoldGroup(record.group, record.rank, record.group_size)
-        is_new = group.take(sequence, record)
-        if is_new and sequence <= self._position:
-            raise RecordError(
-                f"SAMPLES {sequence}: slot {record.slot} is new, but the log was read up to {self._position} already"
-            )
-        if not is_new:
-            return
-        self._position = sequence
-        self._open[record.rank] = group
-        if group.is_complete:
-            self._settle(self._open.pop(record.rank))
-
-    def _settle(self, group: FoldGroup) -> None:
-        self._complete.add(group.rank)
-        reason = group.drop_reason(self._min_group, drop_constant=self._drop_constant)
-        if reason is None:
-            self._ready[group.rank] = group
+        canonical = normalise_all(messages)
+        text = self._template.render(canonical, tools)
+        links = _chain(canonical, tools, agent)
+        turn, size = self._longest(links)
+        misses_reply = any(message["role"] == "assistant" for message in canonical[size:])
+        added = None
+        if turn is None:
+            fork = self._why_fresh(canonical, links, agent)
+        elif turn.is_cut:
+            fork = ForkCause.STOP_STRING
         else:
-            self._dropped.add(group.rank)
-            self._drops.append(Drop(group.group, group.rank, reason, self._position))
-        self._form()
+            added = self._added_text(turn, canonical, text)
+            fork = ForkCause.TEMPLATE_REWROTE if added is None else ForkCause.NONE
+        if turn is None or added is None:
+            ids = self._template.encode(text)
+            return Prompt(None, ids, ids, fork, 0, text, canonical, misses_reply)
+        increment = self._encode_added(turn, added)
+        return Prompt(turn.call, turn.ids + increment, increment, fork, size, text, canonical, misses_reply)
 
-    def finish(self, num_issued: int) -> None:
-        """The run issues no more than `num_issued` groups to this model: what is left over may be a partial batch."""
-        self._num_issued = num_issued
-        self._form()
+    def add(self, call: Call, *, prompt: Prompt | None = None) -> None:
+        """Takes a finished call; `prompt` is what it started from, where that is at hand.
 
-    def _form(self) -> None:
-        while self._is_due(self._batch_groups):
-            self._take(self._batch_groups)
-        is_all_there = self._num_issued is not None and self._complete.first_gap >= self._num_issued
-        if is_all_there and self._ready:
-            self._take(len(self._ready))
-
-    def _is_due(self, size: int) -> bool:
-        frontier = self._complete.first_gap
-        num_settled = frontier - self._dropped.count_below(frontier)
-        # (k - w) x batch, with the groups taken so far in place of (k - 1) x batch: the batch size may have changed.
-        return len(self._ready) >= size and num_settled >= self._num_taken + (1 - self._straggler_bound) * size
-
-    def _take(self, size: int) -> None:
-        groups = [self._ready.pop(rank) for rank in sorted(self._ready)[:size]]
-        self._num_taken += size
-        self._formed.append(_Formed(groups, self._lowest_pending(), self._position))
-
-    def _lowest_pending(self) -> int:
-        pending = (*self._open.values(), *self._ready.values())
-        return min((group.first_sequence for group in pending), default=self._position + 1)
-
-    def pop_drops(self) -> list[Drop]:
-        """Groups dropped since the last call, in log order: to be recorded before the next batch is popped."""
-        drops, self._drops = self._drops, []
-        self._recent_drops += drops
-        return drops
-
-    def pop_batch(self) -> Batch | None:
-        """The next batch, or None while the log does not hold one."""
-        if not self._formed:
-            return None
-        formed = self._formed.popleft()
-        self._num_popped += 1
-        self._recent_drops = []
-        groups = tuple(
-            BatchGroup(
-                group.group,
-                group.rank,
-                tuple(
-                    BatchMember(group.slot_of(fact), fact.sequence, fact.reward)
-                    for fact in group.usable
-                    if fact.reward is not None
-                ),
-            )
-            for group in formed.groups
-        )
-        return Batch(self._num_popped, groups, formed.cursor, formed.position)
-
-    @property
-    def num_steps(self) -> int:
-        """Batches popped in the run."""
-        return self._num_popped
-
-    @property
-    def position(self) -> int:
-        """SAMPLES sequence of the newest record taken in; reading goes on after it."""
-        return self._position
-
-    @property
-    def cursor(self) -> int:
-        """Lowest sequence of a record in no popped batch and no dropped group; `position + 1` when there is none."""
-        waiting = [group.first_sequence for formed in self._formed for group in formed.groups]
-        return min([*waiting, self._lowest_pending()])
-
-    @property
-    def num_ready(self) -> int:
-        """Usable groups that no popped batch holds."""
-        return len(self._ready) + sum(len(formed.groups) for formed in self._formed)
-
-    @property
-    def num_open(self) -> int:
-        """Groups with some of their records."""
-        return len(self._open)
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """Ranks, up to the highest one seen, whose groups are not complete: what a batch may wait for."""
-        highest = max([*self._open, *(end - 1 for _, end in self._complete)], default=-1)
-        return tuple(rank for rank in range(self._complete.first_gap, highest + 1) if rank not in self._complete)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The whole state as JSON values; `from_dict` of it has the same `to_dict`."""
-        return {
-            "version": STATE_VERSION,
-            "batch_groups": self._batch_groups,
-            "position": self._position,
-            "num_popped": self._num_popped,
-            "num_taken": self._num_taken,
-            "num_issued": self._num_issued,
-            "complete": [list(pair) for pair in self._complete],
-            "dropped": [list(pair) for pair in self._dropped],
-            "open": [self._open[rank].to_dict() for rank in sorted(self._open)],
-            "ready": [self._ready[rank].to_dict() for rank in sorted(self._ready)],
-            "formed": [
-                {"groups": [group.to_dict() for group in formed.groups]}
-                | {"cursor": formed.cursor, "position": formed.position}
-                for formed in self._formed
-            ],
-            "drops": [asdict(drop) for drop in (*self._recent_drops, *self._drops)],
-        }
-
-    @classmethod
-    def from_dict(
-        cls,
-        state: Mapping[str, Any],
-        *,
-        batch_groups: int,
-        straggler_bound: int = 0,
-        min_group: int = 2,
-        drop_constant_groups: bool = False,
-    ) -> "LearnerFold":
-        """The fold that wrote `state`; the settings may have changed, and hold for what is not complete yet.
-
-        With another batch size, batches that were formed but not popped are formed again.
-
-        Raises:
-            RecordError: The state is of another version.
+        A parent has to be added before its children; KeyError otherwise.
         """
-        if state.get("version") != STATE_VERSION:
-            raise RecordError(f"fold state of version {state.get('version')!r}; this AgentJet reads {STATE_VERSION}")
-        fold = cls(
-            batch_groups=batch_groups,
-            straggler_bound=straggler_bound,
-            min_group=min_group,
-            drop_constant_groups=drop_constant_groups,
+        if call.call in self._turns:
+            return
+        parent = self._turns[call.parent] if call.parent is not None else None
+        messages = prompt.messages if prompt else (parent.messages if parent else ()) + normalise_all(call.messages)
+        last = call.completion_ids[-1] if call.completion_ids else None
+        has_ended = call.finish_reason in (FinishReason.STOP, FinishReason.TOOL_CALLS)
+        turn = _Turn(
+            call=call.call,
+            messages=(*messages, normalise(call.message, "message")),
+            tools=call.tools,
+            text=prompt.text if prompt else self._template.render(messages, call.tools),
+            ids=(parent.ids if parent else ()) + call.prompt_ids + call.completion_ids,
+            end_id=last if last in self._stop_ids else None,
+            is_cut=has_ended and last not in self._stop_ids,
+            fork=call.fork,
         )
-        fold._load(state)
-        return fold
+        self._turns[turn.call] = turn
+        self._index(turn, call.agent)
 
-    def _load(self, state: Mapping[str, Any]) -> None:
-        self._position, self._num_issued = state["position"], state["num_issued"]
-        self._num_popped, self._num_taken = state["num_popped"], state["num_taken"]
-        self._complete = IntervalSet((start, end) for start, end in state["complete"])
-        self._dropped = IntervalSet((start, end) for start, end in state["dropped"])
-        self._open = {group["rank"]: FoldGroup.from_dict(group) for group in state["open"]}
-        self._ready = {group["rank"]: FoldGroup.from_dict(group) for group in state["ready"]}
-        self._drops = [Drop(**drop | {"reason": DropReason(drop["reason"])}) for drop in state["drops"]]
-        for formed in state["formed"]:
-            groups = [FoldGroup.from_dict(group) for group in formed["groups"]]
-            self._formed.append(_Formed(groups, formed["cursor"], formed["position"]))
-        if state["batch_groups"] != self._batch_groups:
-            self._form_again()
+    def _index(self, turn: _Turn, agent: str) -> None:
+        links = _chain(turn.messages, turn.tools, agent)
+        whole, bare = links[-1]
+        self._by_conversation[whole] = turn
+        self._without_tools.add(bare)
+        self._agents.add(agent)
+        if turn.fork is ForkCause.FIRST and len(links) > 1:
+            self._openings.add(links[-2][0])
 
-    def _form_again(self) -> None:
-        for formed in self._formed:
-            self._num_taken -= len(formed.groups)
-            self._ready |= {group.rank: group for group in formed.groups}
-        self._formed.clear()
-        self._form()
+    def _longest(self, links: list[tuple[bytes, bytes]]) -> tuple[_Turn | None, int]:
+        for size in range(len(links), 0, -1):
+            turn = self._by_conversation.get(links[size - 1][0])
+            if turn is not None:
+                return turn, size
+        return None, 0
 
-    def digest(self) -> str:
-        """sha256 over the state."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
+    def _why_fresh(self, messages: Sequence[Message], links: list[tuple[bytes, bytes]], agent: str) -> ForkCause:
+        if any(bare in self._without_tools for _, bare in links):
+            return ForkCause.TOOLS_CHANGED
+        is_opening = not any(message["role"] == "assistant" for message in messages)
+        if is_opening or agent not in self._agents or links[-1][0] in self._openings:
+            return ForkCause.FIRST
+        return ForkCause.HISTORY_EDITED
+
+    def _added_text(self, turn: _Turn, messages: tuple[Message, ...], text: str) -> str | None:
+        """What the whole rendering adds after the reply's last character; None when it does not continue the turn."""
+        end = self._template.reply_end
+        if end is None or not text.startswith(turn.text):
+            return None
+        reply = turn.messages[-1]
+        plain = turn.text + reply["content"] + end
+        if "tool_calls" not in reply and text.startswith(plain):
+            return text[len(plain) - len(end) :]
+        # The reply reads otherwise in the template than as sampled: see whether only its spelling differs.
+        earlier = self._template.render(messages[: len(turn.messages)], turn.tools, opens_reply=False)
+        if not (earlier.startswith(turn.text) and earlier.endswith(end) and text.startswith(earlier)):
+            return None
+        shown = earlier[len(turn.text) : len(earlier) - len(end)]
+        return text[len(earlier) - len(end) :] if _shows(shown, reply) else None
+
+    def _encode_added(self, turn: _Turn, added: str) -> tuple[int, ...]:
+        """Ids of the added text, without the end-of-turn token where that was sampled."""
+        ids = self._template.encode(added)
+        if turn.end_id is None:
+            return ids
+        end_text = self._template.decode([turn.end_id], with_specials=True)
+        if not added.startswith(end_text):
+            return ids  # it ended with another token than the template's
+        return ids[1:] if ids[:1] == (turn.end_id,) else self._template.encode(added[len(end_text) :])
+
+
+def _chain(messages: Sequence[Message], tools: Sequence[Any], agent: str) -> list[tuple[bytes, bytes]]:
+    """For each length from 1 on: the digest of that many messages with the tools, and without them."""
+    whole, bare = digest(_ROOT, [agent, list(tools)]), digest(_ROOT, [agent])
+    links = []
+    for message in messages:
+        whole, bare = digest(whole, message), digest(bare, message)
+        links.append((whole, bare))
+    return links
+
+
+def _shows(shown: str, reply: Message) -> bool:
+    """Whether rendered text says what the reply says."""
+    content, calls = parse_reply(shown, has_tools="tool_calls" in reply)
+    wanted = [call["function"] for call in reply.get("tool_calls", ())]
+    return content.strip() == reply["content"].strip() and [_function(call) for call in calls] == wanted
+
+
+def _function(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return normalise({"role": "assistant", "tool_calls": [{"function": function}]})["tool_calls"][0]["function"]
