@@ -15,8 +15,8 @@ from agentjet.errors import BlobError, ConflictError
 
 CHUNK_BYTES = 960 * 1024
 """Below the 1 MiB payload limit of a default server with room for headers."""
-WINDOW = 16
-"""Chunks under way at once: enough to hide the round trip, about 16 MB of memory."""
+WINDOW = 32
+"""Chunks under way at once: enough to hide the round trip, about 32 MB of memory."""
 _CHUNKS = "AJ-Chunks"
 _SIZE = "AJ-Blob-Bytes"
 
@@ -84,21 +84,18 @@ async def get_blob(store: ChunkStore, stream: str, subject_prefix: str, sha256: 
     count = int(first.headers.get(_CHUNKS, "0"))
     if int(first.headers.get(_SIZE, "-1")) != num_bytes:
         raise BlobError(f"{where}: stored with {first.headers.get(_SIZE)} bytes, expected {num_bytes}")
-    chunk_bytes = len(first.payload)
-    data = bytearray(num_bytes)
+    chunks = [first.payload, *[b""] * (count - 1)]
 
     async def get(index: int) -> None:
-        chunk = first if index == 0 else await _chunk(store, stream, where, f"{subject_prefix}.{sha256}.{index}")
-        end = index * chunk_bytes + len(chunk.payload)
-        if end > num_bytes or (index < count - 1 and len(chunk.payload) != chunk_bytes):
-            raise BlobError(f"{where}: chunk {index} has an unexpected size; write the blob again")
-        data[index * chunk_bytes : end] = chunk.payload
+        if index:
+            chunks[index] = (await _chunk(store, stream, where, f"{subject_prefix}.{sha256}.{index}")).payload
 
     await _in_window(count, get)
+    data = b"".join(chunks)
     found = await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
     if found != sha256:
         raise BlobError(f"{where}: the digest of the stored bytes differs ({found}); write the blob again")
-    return bytes(data)
+    return data
 
 
 async def _chunk(store: ChunkStore, stream: str, where: str, subject: str) -> StoredMessage:

@@ -10,12 +10,16 @@ import textwrap
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from agentjet.bus.connection import ConnectionLostError
 from agentjet.bus.nats import NatsBus
 from agentjet.bus.protocol import StreamSpec
+from agentjet.bus.pull import PullInbox
+from agentjet.bus.reader import TruncatedError
 from agentjet.bus.server import EmbeddedServer
 from agentjet.errors import BusError, BusFullError, BusTimeoutError, BusUnavailableError, ConflictError, UserError
 
@@ -143,6 +147,95 @@ async def test_publishes_across_a_kill_are_each_stored_exactly_once(own_server: 
     assert len(stored) == 400
     assert (await own_bus.stream_info("S")).num_messages == 400
     assert sorted(sequences) == sorted(stored.values())
+
+
+@pytest.mark.parametrize("expectation", ["none", "create-only", "predecessor"])
+async def test_a_publish_whose_acknowledgement_is_lost_is_stored_once_and_returns_its_place(
+    own_bus: NatsBus, monkeypatch: pytest.MonkeyPatch, expectation: str
+):
+    first = await own_bus.publish("s.a", b"first", stream="S")
+    subject, expected = {"none": ("s.a", None), "create-only": ("s.b", 0), "predecessor": ("s.a", first)}[expectation]
+    ask = own_bus._connection.ask
+    num_lost = 0
+
+    async def lossy(to: str, payload: bytes, **options: Any) -> Any:
+        nonlocal num_lost
+        answer = await ask(to, payload, **options)
+        if to == subject and payload == b"mine" and num_lost < 2:
+            num_lost += 1
+            if expected is not None and num_lost == 1:
+                # A follower of ours makes ours no longer the subject's last message.
+                await own_bus.publish(subject, b"follower", stream="S", expected=first + 1)
+            raise ConnectionLostError("the acknowledgement is lost")
+        return answer
+
+    monkeypatch.setattr(own_bus._connection, "ask", lossy)
+    assert await own_bus.publish(subject, b"mine", stream="S", expected=expected) == first + 1
+    assert num_lost == 2
+    assert [m.payload async for m in own_bus.scan("S")].count(b"mine") == 1
+
+
+async def test_a_lost_acknowledgement_does_not_hide_that_another_won(own_bus: NatsBus, monkeypatch: pytest.MonkeyPatch):
+    await own_bus.publish("s.a", b"theirs", stream="S", expected=0)
+    ask = own_bus._connection.ask
+    num_lost = 0
+
+    async def lossy(to: str, payload: bytes, **options: Any) -> Any:
+        nonlocal num_lost
+        answer = await ask(to, payload, **options)
+        if payload == b"mine" and not num_lost:
+            num_lost += 1
+            raise ConnectionLostError("the refusal is lost")
+        return answer
+
+    monkeypatch.setattr(own_bus._connection, "ask", lossy)
+    with pytest.raises(ConflictError):
+        await own_bus.publish("s.a", b"mine", stream="S", expected=0)
+
+
+async def test_a_tail_notices_a_message_that_did_not_arrive(own_bus: NatsBus, monkeypatch: pytest.MonkeyPatch):
+    receive = PullInbox.receive
+    num_received = 0
+
+    async def drop_the_third(self: PullInbox, timeout_seconds: float) -> Any:
+        nonlocal num_received
+        num_received += 1
+        answer = await receive(self, timeout_seconds)
+        return await receive(self, timeout_seconds) if num_received == 3 else answer
+
+    monkeypatch.setattr(PullInbox, "receive", drop_the_third)
+    for i in range(6):
+        await own_bus.publish(f"s.{i}", b"", stream="S")
+    tail = own_bus.tail("S")
+    assert [(await asyncio.wait_for(anext(tail), 5)).sequence for _ in range(6)] == [1, 2, 3, 4, 5, 6]
+    await tail.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_tail_refuses_to_go_on_when_read_messages_are_lost(own_server: EmbeddedServer, own_bus: NatsBus):
+    for i in range(3):
+        await own_bus.publish(f"s.{i}", b"", stream="S")
+    tail = own_bus.tail("S")
+    for _ in range(3):
+        await anext(tail)
+    waiting = asyncio.ensure_future(anext(tail))
+    await own_bus.delete_stream("S")
+    await own_bus.ensure_stream(StreamSpec("S", ("s.>",), MIB))
+    with pytest.raises(TruncatedError, match="ends at sequence 0 but 3 was already read"):
+        await asyncio.wait_for(waiting, 10)
+
+
+async def test_a_request_in_flight_fails_at_once_when_the_connection_breaks(
+    own_server: EmbeddedServer, own_bus: NatsBus
+):
+    async def silent(_request: object) -> None:
+        return None
+
+    async with own_bus.serve("silent", silent, queue="q"):
+        asking = asyncio.create_task(own_bus.request("silent", b"", timeout_seconds=30))
+        await asyncio.sleep(0.1)
+        await own_server.kill()
+        with pytest.raises(BusError, match="connection broke"):
+            await asyncio.wait_for(asking, 2)
 
 
 async def test_a_tail_is_gapless_across_a_kill_and_a_restart(own_server: EmbeddedServer, own_bus: NatsBus):
