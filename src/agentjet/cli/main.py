@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError, UnknownCommandError
+from cyclopts import App, CycloptsError, Parameter, UnknownCommandError
 
 from agentjet.errors import AgentJetError
 
@@ -68,6 +68,7 @@ def build_app() -> App:
         help_epilogue="Every command takes `--debug`, which shows tracebacks.",
         help_format="plaintext",
         version=_version,
+        default_parameter=Parameter(negative=(), show_default=_shown_default),
         suppress_keyboard_interrupt=False,
     )
     for name, (target, text) in _COMMANDS.items():
@@ -136,6 +137,11 @@ def _help_words(words: Sequence[str]) -> str:
 def _complain(sentence: str, code: int) -> int:
     sys.stderr.write(f"agentjet: {' '.join(sentence.split())}\n")
     return code
+
+
+def _shown_default(value: object) -> str | None:
+    """Defaults that say something: not the empty ones."""
+    return str(value) if value or (isinstance(value, int) and not isinstance(value, bool)) else None
 
 
 def _version() -> str:

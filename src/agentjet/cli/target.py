@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -25,7 +24,7 @@ class Target:
 
     config: Path | None = None
     """The swarm.toml (default: ./swarm.toml if there is one)."""
-    set: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    set: tuple[str, ...] = ()
     """A setting, for example `--set run.seed=7`; may be repeated."""
     dir: Path | None = None
     """Folder of the run, instead of `run.dir`."""

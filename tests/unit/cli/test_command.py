@@ -1,0 +1,178 @@
+"""Commands that need no server."""
+
+import base64
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from agentjet.cli.decode import record_of_file, with_text
+from agentjet.cli.doctor import Grade, _disk, _port
+from agentjet.cli.main import run
+from agentjet.config import GatewaySettings, RunSettings, StreamSettings, SwarmSettings
+from agentjet.errors import RecordError, UsageError
+from agentjet.schemas.claim import ClaimRequest
+from agentjet.schemas.codec import encode
+from agentjet.schemas.ids import RunId
+
+CLAIM = ClaimRequest(run=RunId("r-1"), ticket="g-0.0.0", worker="w")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def output(capsys, *words: str, code: int = 0) -> str:
+    assert run(words) == code
+    return capsys.readouterr().out
+
+
+def test_config_show_says_where_values_come_from(folder, capsys, monkeypatch):
+    (folder / "swarm.toml").write_text('[models.m]\npath = "tiny"\n')
+    monkeypatch.setenv("AGENTJET_RUN__SEED", "7")
+    shown = output(capsys, "config", "show", "--changed", "--set", "run.name=x").splitlines()
+    assert [line.split("# ") for line in shown] == [
+        ["run.name = 'x'          ", "--set"],
+        ["run.seed = 7            ", "env AGENTJET_RUN__SEED"],
+        ["models.m.path = 'tiny'  ", "swarm.toml:2"],
+    ]
+
+
+def test_config_show_as_json_masks_secrets(folder, capsys):
+    shown = json.loads(output(capsys, "config", "show", "--json", "--set", "nats.password=hush"))
+    assert shown["nats.password"] == {"value": "**********", "origin": "--set"}
+    assert shown["run.seed"] == {"value": 0, "origin": "default"}
+
+
+def test_config_check_counts_what_it_found(folder, capsys):
+    (folder / "swarm.toml").write_text('[models.m]\npath = "tiny"\n[pools.a]\n[pools.b]\n')
+    assert output(capsys, "config", "check") == "swarm.toml is valid: 1 model, 2 pools\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[models.m]\npath = "./absent"', "absent"),
+        ('[pools.p]\nworkflow = "agent.py:run"', "pools.p.workflow: there is no file"),
+        ('[pools.p]\ntasks = "tasks.jsonl"', "pools.p.tasks: there is no file"),
+    ],
+)
+def test_config_check_finds_missing_files(folder, capsys, text, said):
+    (folder / "swarm.toml").write_text(text)
+    assert run(["config", "check"]) == 0
+    assert run(["config", "check", "--files"]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_decode_of_a_raw_body(folder, capsys):
+    (folder / "body").write_bytes(encode(CLAIM)[1])
+    shown = json.loads(output(capsys, "decode", "body", "--schema", "claim_request"))
+    assert shown == {"schema": "claim_request/1.0", "run": "r-1", "ticket": "g-0.0.0", "worker": "w"}
+
+
+def test_decode_of_what_the_nats_command_prints():
+    headers, body = encode(CLAIM)
+    lines = "NATS/1.0\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items()) + "\r\n"
+    printed = {"subject": "x", "seq": 3, "hdrs": base64.b64encode(lines.encode()).decode()}
+    printed["data"] = base64.b64encode(body).decode()
+    assert record_of_file(json.dumps(printed).encode()) == CLAIM
+
+
+def test_decode_of_a_body_without_a_schema_lists_them():
+    with pytest.raises(UsageError, match="one of authorization, authorize_request"):
+        record_of_file(encode(CLAIM)[1])
+
+
+def test_decode_of_noise_is_a_named_error():
+    with pytest.raises(RecordError, match="not msgpack"):
+        record_of_file(b"\xc1", "call")
+
+
+@pytest.mark.parametrize(
+    "words", [["--stream", "CALLS"], ["--seq", "3"], ["--stream", "CALL", "--seq", "1"], ["--text", "x"]]
+)
+def test_decode_refuses_half_a_question(words):
+    assert run(["decode", *words]) == 2
+
+
+def test_decode_of_an_absent_file_is_one_sentence(capsys):
+    assert run(["decode", "absent"]) == 1
+    assert "absent can not be read" in capsys.readouterr().err
+
+
+def test_text_stands_beside_token_ids(folder, monkeypatch):
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    (folder / "m").mkdir()
+    Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")).save(str(folder / "m/tokenizer.json"))
+    monkeypatch.setattr("agentjet.inference.model_file.resolve", lambda name: folder / name)
+    shown = with_text({"prompt_ids": [0, 1], "segments": [{"ids": [1]}], "num": 1}, "m")
+    assert shown["prompt_ids_text"] == "a b"
+    assert shown["segments"][0]["ids_text"] == "b"
+
+
+def checkpoint(folder: Path, version: str) -> Path:
+    path = folder / "run/checkpoints/m" / version
+    path.mkdir(parents=True)
+    files = []
+    for name in ("model.safetensors", "config.json"):
+        (path / name).write_bytes(b"{}")
+        files.append({"name": name, "num_bytes": 2, "sha256": hashlib.sha256(b"{}").hexdigest()})
+    incarnation, step = map(int, version.split("-"))
+    fields = {"version": version, "step": step, "incarnation": incarnation, "files": files}
+    (path / "manifest.json").write_text(json.dumps(fields))
+    return path
+
+
+def test_checkpoints_are_listed_verified_and_exported(folder, capsys):
+    checkpoint(folder, "1-2")
+    checkpoint(folder, "1-4")
+    rows = json.loads(output(capsys, "checkpoint", "ls", "--dir", "run", "--json"))
+    assert [(row["version"], row["num_bytes"], row["error"]) for row in rows] == [("1-2", 4, None), ("1-4", 4, None)]
+    assert "m/1-2" in output(capsys, "checkpoint", "ls", "--dir", "run")
+    assert output(capsys, "checkpoint", "verify", "--dir", "run").count("ok ") == 2
+    output(capsys, "checkpoint", "export", "m/1-2", "out", "--dir", "run")
+    assert (folder / "out/model.safetensors").exists()
+
+
+def test_damaged_checkpoint_is_exit_code_1_after_all_were_read(folder, capsys):
+    (checkpoint(folder, "1-2") / "config.json").write_bytes(b"[]")
+    checkpoint(folder, "1-4")
+    shown = output(capsys, "checkpoint", "verify", "--dir", "run", code=1)
+    assert "config.json is damaged" in shown
+    assert "ok " in shown
+
+
+def test_no_checkpoint_is_one_sentence(capsys):
+    assert run(["checkpoint", "verify", "--dir", "run"]) == 1
+    assert "there is no checkpoint in" in capsys.readouterr().err
+
+
+def test_models_are_listed(folder, capsys, monkeypatch):
+    monkeypatch.setenv("AGENTJET_CACHE", str(folder / "cache"))
+    assert json.loads(output(capsys, "model", "ls", "--json")) == {"smollm2-135m": None, "tiny": None}
+    assert "not fetched yet" in output(capsys, "model", "ls")
+
+
+def test_unknown_model_is_one_sentence(capsys):
+    assert run(["model", "fetch", "gpt-7"]) == 1
+    assert "there are smollm2-135m, tiny" in capsys.readouterr().err
+
+
+def test_doctor_warns_of_a_small_disk(folder):
+    settings = SwarmSettings(run=RunSettings(dir=folder / "a/b"), streams=StreamSettings(max_gib=10**9))
+    assert _disk(settings).grade is Grade.WARN
+    assert "lower streams.max_gib" in _disk(settings).detail
+
+
+def test_doctor_names_a_port_in_use():
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = SwarmSettings(gateway=GatewaySettings(port=taken.getsockname()[1]))
+        assert _port(settings).grade is Grade.FAIL
+    assert _port(SwarmSettings()).grade is Grade.OK
