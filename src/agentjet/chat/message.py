@@ -45,7 +45,9 @@ def normalise(message: Mapping[str, Any], where: str = "messages") -> Message:
 
 
 def normalise_all(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
-    """The canonical form of a conversation; BadRequestError as `normalise`."""
+    """The canonical form of a conversation; BadRequestError as `normalise`, and when it is empty."""
+    if not messages:
+        raise BadRequestError("messages: there has to be at least one")
     return tuple(normalise(message, f"messages[{index}]") for index, message in enumerate(messages))
 
 

@@ -58,6 +58,8 @@ class InferRequest(Record):
     tools: Annotated[tuple[dict[str, Any], ...], AsTuple] = ()
     """OpenAI function tools."""
     sampling: Sampling
+    given: Annotated[tuple[str, ...] | None, AsTuple] = None
+    """Sampling fields that the caller chose; the ticket's stand for the others. None: the caller chose all."""
     stream: bool = False
     num_logprobs: int | None = None
     """Alternatives wanted per token; 0 wants the sampled token's only, None wants none."""
@@ -104,6 +106,8 @@ class InferReply(Record):
     """Sampling fields that were overridden because they break the ratio."""
     completion_ids: TokenIds = ()
     logprobs: Float32Array = ()
+    tokens: Annotated[tuple[str, ...], AsTuple] = ()
+    """Text of each completion token, where log-probs were asked for."""
     error: "CallError | None" = None
 
 

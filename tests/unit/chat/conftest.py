@@ -1,4 +1,4 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # `chat_models` holds what the tests of this folder share
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))  # models and actors that several folders share

@@ -1,0 +1,99 @@
+"""Token histories of the attempts that play now: a bounded cache of CALLS.
+
+Invariants:
+
+- What is cached can be thrown away at any time: a miss reads the attempt's calls back from CALLS.
+- Calls of one attempt may be answered by several engines; a request that shows an unknown reply makes this one look
+  again before it renders afresh.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from agentjet.bus import record
+from agentjet.bus.protocol import Bus
+from agentjet.chat.history import History, Prompt
+from agentjet.chat.template import ChatTemplate
+from agentjet.schemas import subject
+from agentjet.schemas.call import Call
+from agentjet.schemas.ids import RunId, TicketId
+from agentjet.schemas.subject import Stream, stream_name
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Entry:
+    history: History
+    is_loaded: bool = False
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class HistoryCache:
+    """Histories by (ticket, attempt) for one model."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        run: RunId,
+        model: str,
+        template: ChatTemplate,
+        stop_ids: frozenset[int],
+        *,
+        max_attempts: int = 1024,
+    ) -> None:
+        self._bus = bus
+        self._run = run
+        self._model = model
+        self._template = template
+        self._stop_ids = stop_ids
+        self._max_attempts = max_attempts
+        self._entries: OrderedDict[tuple[TicketId, int], _Entry] = OrderedDict()
+
+    async def get(self, ticket: TicketId, attempt: int) -> History:
+        """The history of an attempt, read from CALLS where it is not at hand."""
+        entry = self._entries.get((ticket, attempt))
+        if entry is None:
+            entry = self._entries[ticket, attempt] = _Entry(History(self._template, self._stop_ids))
+            while len(self._entries) > self._max_attempts:
+                self._entries.popitem(last=False)
+        self._entries.move_to_end((ticket, attempt))
+        async with entry.lock:
+            if not entry.is_loaded:
+                await self._read(entry.history, ticket, attempt)
+                entry.is_loaded = True
+        return entry.history
+
+    async def prompt(
+        self,
+        ticket: TicketId,
+        attempt: int,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] = (),
+        agent: str = "",
+    ) -> Prompt:
+        """The prompt of a request; BadRequestError as `History.prompt`."""
+        history = await self.get(ticket, attempt)
+        prompt = history.prompt(messages, tools=tools, agent=agent)
+        if not prompt.misses_reply or not await self._read(history, ticket, attempt):
+            return prompt
+        return history.prompt(messages, tools=tools, agent=agent)
+
+    async def _read(self, history: History, ticket: TicketId, attempt: int) -> int:
+        """Adds the stored calls that the history lacks; returns how many."""
+        pattern = subject.calls_of(self._run, ticket, attempt, self._model)
+        found = await self._bus.last_many(stream_name(self._run, Stream.CALLS), [pattern])
+        num_before = len(history)
+        for message in sorted(found.values(), key=lambda message: message.sequence):
+            call = await record.read_as(Call, self._bus, self._run, Stream.CALLS, message)
+            if call.parent is not None and call.parent not in history:
+                log.warning("a call's parent is not in CALLS any more", call=call.call, parent=call.parent)
+                continue
+            history.add(call)
+        return len(history) - num_before

@@ -1,0 +1,40 @@
+"""Why a call has no reply: each error of this side as the `CallError` that travels to the agent."""
+
+from agentjet.errors import (
+    AgentJetError,
+    BadRequestError,
+    ContextLengthError,
+    EngineError,
+    KeyRejectedError,
+    ModelNotServedError,
+    SupersededError,
+)
+from agentjet.schemas.call import CallError
+
+
+class VersionUnavailableError(EngineError):
+    """An evaluation is pinned to a version that this engine does not serve (any more)."""
+
+
+_ANSWERS: tuple[tuple[type[AgentJetError], int, str], ...] = (
+    (ContextLengthError, 400, "context_length_exceeded"),
+    (BadRequestError, 400, "invalid_request"),
+    (KeyRejectedError, 401, "invalid_api_key"),
+    (ModelNotServedError, 404, "model_not_found"),
+    (SupersededError, 409, "superseded"),
+    (VersionUnavailableError, 503, "version_unavailable"),
+    (EngineError, 503, "engine_error"),
+)
+"""First match wins, so subclasses come first."""
+
+REFUSALS = tuple(kind for kind, _, _ in _ANSWERS)
+"""Errors that are an answer to the caller, not a crash of the handler."""
+
+
+def call_error(error: Exception) -> CallError:
+    """The answer for an error; one that is no refusal is the engine's fault."""
+    for kind, status, code in _ANSWERS:
+        if isinstance(error, kind):
+            param = "model" if kind is ModelNotServedError else "messages" if status == 400 else None
+            return CallError(status=status, code=code, message=str(error), param=param)
+    return CallError(status=503, code="engine_error", message=f"the call crashed here: {error}; it can be tried again")

@@ -1,0 +1,315 @@
+"""The inference service: questions of gateways become generations of one engine, and durable calls.
+
+Invariants:
+
+- The call is stored (create-only) before its reply is sent, and what is replied is what is stored.
+- One call id has one generation here: a duplicate joins the one that runs, or gets what is stored.
+- Every question gets one answer, an error included, unless its caller has gone or its deadline has passed.
+- A caller that goes away ends its generation; what was drawn is stored as cancelled and belongs to no episode's end.
+
+It owns tokens (through `chat`), not weights: whoever loads them decides when new generations may begin (`admit`).
+"""
+
+import asyncio
+import contextlib
+import secrets
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import cast
+
+import structlog
+
+from agentjet.bus import record
+from agentjet.bus.clock import BusClock
+from agentjet.bus.handler import consume
+from agentjet.bus.protocol import Bus, StoredMessage
+from agentjet.chat.reply import ReplyStream
+from agentjet.chat.template import ChatTemplate
+from agentjet.chat.tokenizer import Tokenizer
+from agentjet.errors import EngineError, ModelNotServedError, RecordError
+from agentjet.inference.draft import Draft
+from agentjet.inference.engine import Draw, Engine, Generation
+from agentjet.inference.fence import Fence, Permit
+from agentjet.inference.gate import Gate, pass_at_once
+from agentjet.inference.history import HistoryCache
+from agentjet.inference.override import effective_sampling
+from agentjet.inference.refusal import REFUSALS, VersionUnavailableError, call_error
+from agentjet.schemas import subject
+from agentjet.schemas.call import Call, InferDelta, InferReply, InferRequest
+from agentjet.schemas.ids import CallId, RunId
+from agentjet.schemas.record import Record
+from agentjet.schemas.subject import Stream, stream_name
+
+log = structlog.get_logger(__name__)
+
+_MAX_CANCELLED = 4096
+_ACK_WAIT_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class _Running:
+    request: InferRequest
+    inboxes: set[str]
+    draft: Draft | None = None
+    drawing: asyncio.Task[None] | None = None
+    is_cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        if self.drawing is not None:
+            self.drawing.cancel()
+
+
+class InferenceService:
+    """Answers the questions to one model with one engine.
+
+    Args:
+        bus: Where questions come from and calls are stored.
+        run: The run that is served.
+        model: Name of the model, as agents ask for it.
+        engine: Started engine.
+        tokenizer: The model's tokenizer, with a chat template.
+        secret: The run's secret, for keys.
+        served_models: Every model name of the run, to tell an agent that asks for another.
+        stop_ids: Tokens that end a reply.
+        engine_name: Token that names the engine in subjects and records.
+        admit: Awaited before each unpinned generation; holds it while new weights are on their way.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        run: RunId,
+        model: str,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        *,
+        secret: bytes,
+        served_models: tuple[str, ...],
+        stop_ids: frozenset[int],
+        engine_name: str = "engine",
+        admit: Callable[[], Awaitable[None]] = pass_at_once,
+    ) -> None:
+        self._bus = bus
+        self._run = run
+        self._model = model
+        self._engine = engine
+        self._served_models = served_models
+        self._stop_ids = stop_ids
+        self._engine_name = engine_name
+        self._template = ChatTemplate(tokenizer)
+        self._clock = BusClock()
+        self._fence = Fence(bus, run, secret, self._clock)
+        self._histories = HistoryCache(bus, run, model, self._template, stop_ids)
+        self._gate = Gate(engine, admit)
+        self._running: dict[CallId, _Running] = {}
+        self._cancelled: OrderedDict[CallId, None] = OrderedDict()
+        self._counts: Counter[str] = Counter()
+
+    async def run(self, *, concurrency: int = 256) -> None:
+        """Serve for ever; ends by cancellation, or BusUnavailableError when the bus is gone for good."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._listen_for_cancels())
+            for place in ("any", self._engine_name):
+                group.create_task(self._consume(place, concurrency))
+
+    async def _consume(self, place: str, concurrency: int) -> None:
+        consumer = await self._bus.consumer(
+            stream_name(self._run, Stream.INFER),
+            f"infer-{self._model}-{place}",
+            subject=subject.infer(self._run, self._model, place),
+            ack_wait_seconds=_ACK_WAIT_SECONDS,
+        )
+        await consume(
+            consumer,
+            self.handle,
+            name=f"inference {self._model}",
+            on_poison=self.give_up,
+            concurrency=concurrency,
+            in_progress_seconds=_ACK_WAIT_SECONDS / 3,
+        )
+
+    def weights_changed(self) -> None:
+        """The engine serves another version: calls that are pinned to one look again."""
+        self._gate.weights_changed()
+
+    def metrics(self) -> dict[str, float]:
+        """Counters since the start, and the load of now."""
+        load = self._engine.load
+        now = {
+            "num_running": float(load.num_running),
+            "num_waiting": float(load.num_waiting + self._gate.num_waiting),
+            "num_cached_tokens": float(load.num_cached_tokens),
+            "tokens_per_second": load.tokens_per_second,
+        }
+        return now | {name: float(count) for name, count in sorted(self._counts.items())}
+
+    async def handle(self, message: StoredMessage) -> None:
+        """Answer one INFER message; returning means that it can be acknowledged.
+
+        Raises RecordError, UnknownSchemaError and BusError; crashes of the engine's code pass through.
+        """
+        request = await record.read_as(InferRequest, self._bus, self._run, Stream.INFER, message)
+        inbox = message.headers.get(record.REPLY_HEADER, "")
+        self._clock.observe(message.time)
+        same = self._running.get(request.call)
+        if same is not None:
+            same.inboxes.add(inbox)
+            return
+        if self._clock.now() > request.deadline or request.call in self._cancelled:
+            self._counts["num_dropped"] += 1
+            return
+        running = self._running[request.call] = _Running(request, {inbox})
+        try:
+            reply = await self._answer(running)
+        except REFUSALS as error:
+            reply = self._refuse(request.call, error)
+        finally:
+            del self._running[request.call]
+        if reply is not None:
+            await self._tell(running, reply)
+
+    async def give_up(self, message: StoredMessage, error: Exception) -> None:
+        """Answer a message that crashed its handler again and again."""
+        try:
+            request = await record.read_as(InferRequest, self._bus, self._run, Stream.INFER, message)
+        except RecordError:
+            log.error("an INFER message is no request; dropped", subject=message.subject, sequence=message.sequence)
+            return
+        inbox = message.headers.get(record.REPLY_HEADER, "")
+        await self._tell(_Running(request, {inbox}), self._refuse(request.call, error))
+
+    def cancel(self, call: CallId) -> None:
+        """The caller of a call went away."""
+        self._cancelled[call] = None
+        while len(self._cancelled) > _MAX_CANCELLED:
+            self._cancelled.popitem(last=False)
+        running = self._running.get(call)
+        if running is not None:
+            running.cancel()
+
+    async def _listen_for_cancels(self) -> None:
+        subscription = await self._bus.subscribe(subject.cancels_of(self._run))
+        try:
+            async for message in subscription.messages():
+                self.cancel(CallId(message.subject.rpartition(".")[2]))
+        finally:
+            await subscription.close()
+
+    async def _answer(self, running: _Running) -> InferReply | None:
+        request = running.request
+        permit = await self._fence.admit(request.key)
+        self._check_model(request, permit)
+        ticket, attempt = permit.ticket.id, permit.attempt
+        history = await self._histories.get(ticket, attempt)
+        where = subject.call(self._run, self._model, ticket, attempt, request.call)
+        if request.call in history:
+            found = await record.last(Call, self._bus, self._run, Stream.CALLS, where)
+            if found is not None:
+                return self._reply(request, found[1])
+        running.draft = draft = await self._draft(request, permit, len(history))
+        await self._draw(running, draft)
+        if running.is_cancelled and not draft.ids:
+            return None
+        stored = await record.put_once(self._bus, self._run, Stream.CALLS, where, draft.call())
+        if not isinstance(stored.record, Call):
+            raise RecordError(f"{where}: a {stored.record.schema_name} record stands where a call belongs")
+        history.add(stored.record, prompt=draft.prompt if stored.is_ours else None)
+        self._count(stored.record)
+        return None if running.is_cancelled else self._reply(request, stored.record)
+
+    def _check_model(self, request: InferRequest, permit: Permit) -> None:
+        if request.model != self._model or request.model not in self._served_models:
+            names = ", ".join(self._served_models)
+            raise ModelNotServedError(f"model {request.model!r} is not served here; ask for one of: {names}")
+        if request.run != self._run:
+            raise ModelNotServedError(f"run {request.run} is not served here, {self._run} is; use this run's gateway")
+
+    async def _draft(self, request: InferRequest, permit: Permit, num_calls_before: int) -> Draft:
+        prompt = await self._histories.prompt(
+            permit.ticket.id, permit.attempt, request.messages, tools=request.tools, agent=request.agent
+        )
+        sampling, overridden = effective_sampling(
+            request.sampling, permit.ticket, given=request.given, num_calls_before=num_calls_before
+        )
+        return Draft(
+            request=request,
+            permit=permit,
+            prompt=prompt,
+            sampling=sampling,
+            overridden=overridden,
+            engine=self._engine_name,
+            generation=secrets.token_hex(8),
+            reply=ReplyStream(
+                self._template,
+                stop_ids=self._stop_ids,
+                stop_strings=sampling.stop,
+                has_tools=bool(request.tools),
+            ),
+        )
+
+    async def _draw(self, running: _Running, draft: Draft) -> None:
+        """Until the draft is finished or its caller has gone."""
+        if running.is_cancelled:
+            return
+        running.drawing = asyncio.create_task(self._generate(running, draft))
+        try:
+            await running.drawing
+        except asyncio.CancelledError:
+            this = asyncio.current_task()
+            if not running.is_cancelled or (this is not None and this.cancelling()):
+                raise
+
+    async def _generate(self, running: _Running, draft: Draft) -> None:
+        request = draft.request
+        pin = draft.permit.ticket.pins.get(self._model)
+        await self._gate.enter(pin, request.deadline - self._clock.now())
+        generation = Generation(draft.generation, draft.prompt.ids, draft.sampling, self._stop_ids)
+        draws = cast("AsyncGenerator[Draw]", self._engine.generate(generation))  # by contract it can be closed
+        async with contextlib.aclosing(draws):
+            async for draw in draws:
+                if pin is not None and draw.ids and str(draw.version) != pin:
+                    raise VersionUnavailableError(f"the weights changed from {pin} to {draw.version} under the call")
+                index = len(draft.ids)
+                draft.add(draw)
+                text = draft.reply.feed(draw.ids) if request.stream else ""
+                if text:
+                    delta = InferDelta(call=request.call, generation=draft.generation, index=index, text=text)
+                    await self._tell(running, delta)
+        if draft.finish is None:
+            raise EngineError(f"call {request.call}: the engine ended without a finish reason")
+
+    def _reply(self, request: InferRequest, call: Call) -> InferReply:
+        shown = call.completion_ids if request.num_logprobs is not None else ()
+        return InferReply(
+            call=call.call,
+            generation=call.generation,
+            message=call.message,
+            finish_reason=call.finish_reason,
+            usage=call.usage,
+            version=call.versions[-1] if call.versions else "",
+            overridden=call.overridden,
+            completion_ids=call.completion_ids,
+            logprobs=call.logprobs,
+            tokens=tuple(self._template.decode([token], with_specials=True) for token in shown),
+        )
+
+    def _refuse(self, call: CallId, error: Exception) -> InferReply:
+        answer = call_error(error)
+        self._counts[f"num_failed_{answer.code}"] += 1
+        log.info("call refused", call=call, status=answer.status, code=answer.code, reason=answer.message)
+        return InferReply(call=call, error=answer)
+
+    def _count(self, call: Call) -> None:
+        self._counts["num_calls"] += 1
+        self._counts["num_prompt_tokens"] += call.usage.prompt_tokens
+        self._counts["num_cached_prompt_tokens"] += call.usage.cached_tokens
+        self._counts["num_completion_tokens"] += call.usage.completion_tokens
+        self._counts["num_drifted"] += call.is_drifted
+        self._counts[f"num_fork_{call.fork.value}"] += 1
+
+    async def _tell(self, running: _Running, answer: Record) -> None:
+        for inbox in running.inboxes:
+            if inbox:
+                await record.tell(self._bus, inbox, answer)
