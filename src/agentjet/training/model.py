@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from agentjet.errors import ModelNotFoundError, UnsupportedArchitectureError
 from agentjet.training.attention import IMPLEMENTATION
@@ -25,6 +26,7 @@ def load_model(path: Path, device: torch.device | str = "cpu") -> PreTrainedMode
         ModelNotFoundError: The folder holds no model.
         UnsupportedArchitectureError: Its architecture can not be trained exactly on trees.
     """
+    disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
         check_architecture(config)
