@@ -554,6 +554,8 @@ def test_both_buses_decide_the_same_about_any_series_of_publishes(
 
         real = await NatsBus.connect(nats_server.url, name="twin")  # type: ignore[attr-defined]
         try:
+            # A new name each time: the server may refuse the first create-only publish to a stream that was deleted
+            # and made again within milliseconds.
             stream = f"TWIN{next(NUMBERS)}"
             assert await play(real, stream) == await play(MemoryBus(), stream)
         finally:

@@ -220,7 +220,7 @@ async def test_a_tail_refuses_to_go_on_when_read_messages_are_lost(own_server: E
     waiting = asyncio.ensure_future(anext(tail))
     await own_bus.delete_stream("S")
     await own_bus.ensure_stream(StreamSpec("S", ("s.>",), MIB))
-    with pytest.raises(TruncatedError, match="ends at sequence 0 but 3 was already read"):
+    with pytest.raises(TruncatedError, match="but 3 was already read"):
         await asyncio.wait_for(waiting, 10)
 
 
