@@ -20,7 +20,8 @@ def key_lines(text: str) -> dict[Key, int]:
         parsed = tomllib.loads(statement)
         if statement.lstrip().startswith("["):
             table = max(_keys(parsed), key=len)
-            lines.setdefault(table, number)
+            for length in range(1, len(table) + 1):
+                lines.setdefault(table[:length], number)
             continue
         for key in _keys(parsed):
             lines[table + key] = number
