@@ -8,22 +8,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from agentjet.checkpoint.manifest import verify
+from agentjet.checkpoint.manifest import STATE, verify
 from agentjet.errors import CheckpointError
 
-_WEIGHTS = ("model.safetensors", "weights.safetensors")
-_MODEL_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-)
+WEIGHTS = "model.safetensors"
+_MODEL_SUFFIXES = (".json", ".jinja", ".txt", ".model")
 
 
 def export(checkpoint: Path, folder: Path) -> Path:
@@ -33,9 +22,9 @@ def export(checkpoint: Path, folder: Path) -> Path:
     """
     manifest = verify(checkpoint)
     names = {file.name for file in manifest.files}
-    weights = next((name for name in _WEIGHTS if name in names), None)
-    if weights is None or "config.json" not in names:
-        raise CheckpointError(f"{checkpoint} holds no weights with a config.json; export an older checkpoint")
+    if not {WEIGHTS, "config.json"} <= names:
+        raise CheckpointError(f"{checkpoint} holds no {WEIGHTS} with a config.json; export an older checkpoint")
+    wanted = [name for name in names if name == WEIGHTS or (name.endswith(_MODEL_SUFFIXES) and name != STATE)]
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(f"{folder} is there already; choose a new folder")
     try:
@@ -43,8 +32,7 @@ def export(checkpoint: Path, folder: Path) -> Path:
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
             draft = Path(scratch) / "model"
             draft.mkdir()
-            shutil.copyfile(checkpoint / weights, draft / "model.safetensors")
-            for name in names.intersection(_MODEL_FILES):
+            for name in wanted:
                 shutil.copyfile(checkpoint / name, draft / name)
             draft.rename(folder)
     except OSError as error:

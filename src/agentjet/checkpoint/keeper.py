@@ -110,6 +110,10 @@ class CheckpointKeeper:
         self._wait = Waiting(what=f"checkpoint {entry.model}/{entry.version} to be read", since=time.time())
         try:
             manifest = await asyncio.to_thread(verify, entry.path)
+            if (manifest.run or self._run, manifest.version) != (self._run, str(entry.version)):
+                raise CheckpointError(
+                    f"{entry.path} holds {manifest.version} of run {manifest.run}, not what it is called"
+                )
         except CheckpointError as error:
             await self._damaged(entry, error)
             return False

@@ -1,6 +1,7 @@
-"""`manifest.json` of a checkpoint: what it is, and the digest of every file beside it.
+"""What a checkpoint is, and the digest of every file in it.
 
-A learner writes it last and renames the whole folder into place, so a folder without one is not a checkpoint yet.
+`manifest.json` lists the files; a learner writes it last and renames the whole folder into place, so a folder without
+one is not a checkpoint yet. What the learner says of itself stands in `state.json`, one of those files, under `extra`.
 """
 
 import hashlib
@@ -8,17 +9,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agentjet.errors import CheckpointError
 from agentjet.schemas.checkpoint import FileDigest
 from agentjet.schemas.ids import Version
 
 MANIFEST = "manifest.json"
+STATE = "state.json"
 
 
 class Manifest(BaseModel):
-    """What a learner says of a checkpoint. Fields that only the learner reads are ignored."""
+    """A checkpoint's name and files. Fields that only the learner reads are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -33,14 +35,6 @@ class Manifest(BaseModel):
     """The LEDGER record of its step."""
     files: tuple[FileDigest, ...]
 
-    @model_validator(mode="before")
-    @classmethod
-    def _flat(cls, fields: Any) -> Any:
-        """What the learner handed in lies under `extra`."""
-        if isinstance(fields, dict) and isinstance(fields.get("extra"), dict):
-            return {**fields["extra"], **fields}
-        return fields
-
     @property
     def num_bytes(self) -> int:
         """Of all files."""
@@ -50,24 +44,34 @@ class Manifest(BaseModel):
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint's folder.
 
-    Raises CheckpointError when it is absent, broken, or names another version than the folder.
+    Raises CheckpointError when it is absent, broken, or names another version than that of its step.
     """
     path = folder / MANIFEST
+    fields = _object(path)
+    state = _object(folder / STATE).get("extra")
     try:
-        manifest = Manifest.model_validate(json.loads(path.read_text("utf-8")), strict=False)
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder} is no checkpoint: it has no {MANIFEST}") from None
-    except OSError as error:
-        raise CheckpointError(f"{path} can not be read: {error.strerror}") from error
+        manifest = Manifest.model_validate((state if isinstance(state, dict) else {}) | fields, strict=False)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise CheckpointError(f"{path} is damaged: {where}: {first['msg']}; use an older checkpoint") from None
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}; use an older checkpoint") from None
     if manifest.version != str(Version(manifest.incarnation, manifest.step)):
         raise CheckpointError(f"{path} is damaged: version {manifest.version} is not that of its step")
     return manifest
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        fields = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.parent} is no whole checkpoint: it has no {path.name}") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} can not be read: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}; use an older checkpoint") from None
+    if not isinstance(fields, dict):
+        raise CheckpointError(f"{path} is damaged: it holds no object; use an older checkpoint")
+    return fields
 
 
 def verify(folder: Path) -> Manifest:

@@ -1,5 +1,5 @@
-import hashlib
 import json
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -54,9 +54,13 @@ class World:
         folder = self.root / str(version)
         folder.mkdir(parents=True)
         (folder / "model.safetensors").write_bytes(b"w")
-        files = [{"name": "model.safetensors", "num_bytes": 1, "sha256": hashlib.sha256(b"w").hexdigest()}]
-        fields = {"version": str(version), "step": version.step, "incarnation": version.incarnation, "files": files}
-        (folder / "manifest.json").write_text(json.dumps(fields | {"ledger_sequence": 3, "cursor": 9}))
+        extra = {"version": str(version), "step": version.step, "incarnation": version.incarnation}
+        (folder / "state.json").write_text(json.dumps({"extra": extra | {"ledger_sequence": 3, "cursor": 9}}))
+        files = [
+            {"name": path.name, "num_bytes": len(path.read_bytes()), "sha256": sha256(path.read_bytes()).hexdigest()}
+            for path in folder.iterdir()
+        ]
+        (folder / "manifest.json").write_text(json.dumps({"files": files}))
         return folder
 
     async def record(self, version: str) -> Checkpoint | None:
@@ -112,6 +116,15 @@ async def test_damaged_ones_do_not_push_out_sound_ones(world):
         (world.root / version / "model.safetensors").write_bytes(b"x")
     await world.keeper.tend()
     assert {"1-1", "1-2"} <= world.folders()
+
+
+async def test_folder_under_another_name_is_set_aside(world):
+    await world.start(1)
+    await world.step(1, 1)
+    await world.step(1, 2, save=False)
+    (world.root / "1-1").rename(world.root / "1-2")
+    await world.keeper.tend()
+    assert world.folders() == {"1-2.damaged-1"}
 
 
 async def test_voided_ones_are_pruned_and_get_no_record(world):

@@ -13,22 +13,29 @@ from agentjet.schemas.ids import Version
 FILES = {"model.safetensors": b"weights" * 100, "config.json": b"{}", "tokenizer.json": b"{}", "optimizer.bin": b"o"}
 
 
+def digest_of(path: Path) -> dict[str, object]:
+    data = path.read_bytes()
+    return {"name": path.name, "num_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
 def checkpoint(root: Path, model: str, version: str, /, **changes) -> Path:
     folder = root / model / version
     folder.mkdir(parents=True)
     for name, data in FILES.items():
         (folder / name).write_bytes(data)
-    files = [{"name": n, "num_bytes": len(d), "sha256": hashlib.sha256(d).hexdigest()} for n, d in FILES.items()]
     parsed = Version.parse(version)
-    extra = {"version": version, "step": parsed.step, "incarnation": parsed.incarnation, "cursor": 7}
-    (folder / "manifest.json").write_text(json.dumps({"files": files, "extra": extra} | changes))
+    extra = {"version": version, "step": parsed.step, "incarnation": parsed.incarnation, "cursor": 7, "fold": {}}
+    (folder / "state.json").write_text(json.dumps({"format": 1, "extra": extra | changes}))
+    files = [digest_of(folder / name) for name in FILES]
+    listed = changes.get("files", [*files, digest_of(folder / "state.json")])
+    (folder / "manifest.json").write_text(json.dumps({"files": listed}))
     return folder
 
 
 def test_sound_checkpoint_is_verified_whole(tmp_path):
     manifest = verify(checkpoint(tmp_path, "m", "1-20"))
-    assert (manifest.step, manifest.cursor, len(manifest.files)) == (20, 7, 4)
-    assert manifest.num_bytes == sum(map(len, FILES.values()))
+    assert (manifest.step, manifest.cursor, len(manifest.files)) == (20, 7, 5)
+    assert manifest.num_bytes > sum(map(len, FILES.values()))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +47,9 @@ def test_sound_checkpoint_is_verified_whole(tmp_path):
         (lambda folder: (folder / "manifest.json").write_text("{"), "manifest.json is damaged"),
         (lambda folder: (folder / "manifest.json").write_text("{}"), "manifest.json is damaged"),
         (lambda folder: (folder / "manifest.json").write_text("[]"), "manifest.json is damaged"),
-        (lambda folder: (folder / "manifest.json").unlink(), "is no checkpoint"),
+        (lambda folder: (folder / "manifest.json").unlink(), "no whole checkpoint: it has no manifest.json"),
+        (lambda folder: (folder / "state.json").unlink(), "no whole checkpoint: it has no state.json"),
+        (lambda folder: (folder / "state.json").write_text("{}"), "manifest.json is damaged: version"),
     ],
 )
 def test_damage_is_named(tmp_path, damage, said):

@@ -118,13 +118,16 @@ def test_text_stands_beside_token_ids(folder, monkeypatch):
 def checkpoint(folder: Path, version: str) -> Path:
     path = folder / "run/checkpoints/m" / version
     path.mkdir(parents=True)
-    files = []
+    incarnation, step = map(int, version.split("-"))
+    extra = {"version": version, "step": step, "incarnation": incarnation}
+    (path / "state.json").write_text(json.dumps({"extra": extra}))
     for name in ("model.safetensors", "config.json"):
         (path / name).write_bytes(b"{}")
-        files.append({"name": name, "num_bytes": 2, "sha256": hashlib.sha256(b"{}").hexdigest()})
-    incarnation, step = map(int, version.split("-"))
-    fields = {"version": version, "step": step, "incarnation": incarnation, "files": files}
-    (path / "manifest.json").write_text(json.dumps(fields))
+    files = [
+        {"name": file.name, "num_bytes": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+        for file in path.iterdir()
+    ]
+    (path / "manifest.json").write_text(json.dumps({"files": files}))
     return path
 
 
@@ -132,7 +135,7 @@ def test_checkpoints_are_listed_verified_and_exported(folder, capsys):
     checkpoint(folder, "1-2")
     checkpoint(folder, "1-4")
     rows = json.loads(output(capsys, "checkpoint", "ls", "--dir", "run", "--json"))
-    assert [(row["version"], row["num_bytes"], row["error"]) for row in rows] == [("1-2", 4, None), ("1-4", 4, None)]
+    assert [(row["version"], row["step"], row["error"]) for row in rows] == [("1-2", 2, None), ("1-4", 4, None)]
     assert "m/1-2" in output(capsys, "checkpoint", "ls", "--dir", "run")
     assert output(capsys, "checkpoint", "verify", "--dir", "run").count("ok ") == 2
     output(capsys, "checkpoint", "export", "m/1-2", "out", "--dir", "run")
