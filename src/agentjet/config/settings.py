@@ -191,8 +191,8 @@ class PoolSettings(Section):
     """A `.jsonl` file, or `file.py:function` that returns a list of tasks; empty: clients offer them."""
     models: tuple[str, ...] = ()
     """Models that its episodes train; empty: all trained ones."""
-    weight: Positive = 1.0
-    """Share of the admitted groups among the pools."""
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    """Share of the admitted groups among the pools; 0 keeps a pool for evaluation only."""
     group_size: Count = 8
     is_shuffled: bool = True
     num_epochs: Natural = 0

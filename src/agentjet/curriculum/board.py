@@ -1,0 +1,198 @@
+"""Everything that is out: groups, their slots and the tickets that stand for them. Pure; fed from the streams.
+
+Invariants:
+
+- A slot has one current offer; offers before it have failed. A ticket of an issued group that is not current has ended.
+- A group leaves the board when nothing needs its records any more: a training group once every model's ledger has
+  trained or dropped it (its samples then exist, even if that step is voided later), an evaluation once it has settled.
+- Feeding a record twice changes nothing.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentjet.accounting.ticket import TicketState, state_of
+from agentjet.schemas.ids import GroupId, RunId, TicketId, TicketName, group_id
+from agentjet.schemas.ledger import GroupIssue
+from agentjet.schemas.score import Score
+from agentjet.schemas.task import EpisodeKind, Ticket
+
+TaskOf = Callable[[GroupIssue], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveClaim:
+    """The newest claim of a ticket."""
+
+    attempt: int
+    deadline: float
+    """JetStream time."""
+
+
+@dataclass(slots=True)
+class GroupOut:
+    """An issued group that the board still needs."""
+
+    group: GroupId
+    issue: GroupIssue
+    time: float
+    """When it was issued, JetStream time."""
+    offers: list[int]
+    """Current offer of each member."""
+    open_members: set[int]
+    """Members whose slot is not settled."""
+    waiting_models: set[str]
+    """Models whose ledger has neither trained nor dropped it."""
+
+    @property
+    def is_training(self) -> bool:
+        """Whether learners wait for it."""
+        return self.issue.kind is EpisodeKind.TRAIN
+
+
+def tickets_of(run: RunId, issue: GroupIssue, task: Mapping[str, Any]) -> list[Ticket]:
+    """The first offers of a group's slots, derived from the ledger's record and the data set."""
+    return [ticket_of(run, issue, task, member, 0) for member in range(issue.size)]
+
+
+def ticket_of(run: RunId, issue: GroupIssue, task: Mapping[str, Any], member: int, offer: int) -> Ticket:
+    """One ticket of an issued group."""
+    return Ticket(
+        run=run,
+        pool=issue.pool,
+        group=group_id(issue.pool, issue.index),
+        member=member,
+        offer=offer,
+        group_size=issue.size,
+        max_offers=issue.max_offers,
+        kind=issue.kind,
+        models=issue.models,
+        ranks=issue.ranks,
+        task=dict(task),
+        seed=issue.seed,
+        deadline_seconds=issue.deadline_seconds,
+        sampling=issue.sampling,
+        pins=issue.pins,
+    )
+
+
+@dataclass(slots=True)
+class Board:
+    """What is out in a run."""
+
+    run: RunId
+    task_of: TaskOf
+    groups: dict[GroupId, GroupOut] = field(default_factory=dict[GroupId, GroupOut])
+    """In order of issue."""
+    claims: dict[TicketId, LiveClaim] = field(default_factory=dict[TicketId, LiveClaim])
+    ended: set[TicketId] = field(default_factory=set[TicketId])
+    """Current tickets known to have an end."""
+    evaluations: dict[int, list[tuple[GroupIssue, GroupOut]]] = field(default_factory=dict)
+    """Issued evaluation groups by the step at which they were due."""
+    _next_index: dict[str, int] = field(default_factory=dict[str, int])
+
+    def issue(self, record: GroupIssue, time: float) -> None:
+        """A group was issued."""
+        if record.index < self._next_index.get(record.pool, 0):
+            return
+        self._next_index[record.pool] = record.index + 1
+        group = group_id(record.pool, record.index)
+        members = set(range(record.size))
+        out = GroupOut(group, record, time, [0] * record.size, members, set(record.ranks))
+        if out.is_training:
+            self._pass_evaluations()
+        else:
+            self.evaluations.setdefault(record.eval_step, []).append((record, out))
+        self.groups[group] = out
+
+    def _pass_evaluations(self) -> None:
+        # Training goes on only after an evaluation has settled, so its scores may have been purged since.
+        for out in [out for out in self.groups.values() if not out.is_training]:
+            out.open_members.clear()
+            self._forget_if_done(out)
+
+    def score(self, score: Score) -> Ticket | None:
+        """A ticket was scored; returns the next offer of its slot when there has to be one."""
+        out = self.groups.get(score.ticket.group)
+        member = score.ticket.member
+        if out is None or member not in out.open_members or score.ticket.offer != out.offers[member]:
+            return None
+        self.claims.pop(score.ticket.id, None)
+        self.ended.discard(score.ticket.id)
+        if state_of(score) is TicketState.REOFFERED:
+            out.offers[member] += 1
+            return self.ticket(out, member)
+        out.open_members.discard(member)
+        self._forget_if_done(out)
+        return None
+
+    def consume(self, group: GroupId, model: str) -> None:
+        """A model's ledger trained or dropped the group, so every slot of it has settled."""
+        out = self.groups.get(group)
+        if out is None:
+            return
+        out.waiting_models.discard(model)
+        for member in list(out.open_members):
+            ticket = TicketName(group, member, out.offers[member]).id
+            self.claims.pop(ticket, None)
+            self.ended.discard(ticket)
+        out.open_members.clear()
+        self._forget_if_done(out)
+
+    def _forget_if_done(self, out: GroupOut) -> None:
+        if not out.open_members and not out.waiting_models:
+            self.groups.pop(out.group, None)
+
+    def claim(self, ticket: TicketId, attempt: int, deadline: float) -> None:
+        """A current ticket has a new player."""
+        self.claims[ticket] = LiveClaim(attempt, deadline)
+
+    def ticket(self, out: GroupOut, member: int) -> Ticket:
+        """The current ticket of a slot."""
+        return ticket_of(self.run, out.issue, self.task_of(out.issue), member, out.offers[member])
+
+    def find(self, text: str) -> Ticket | str:
+        """A current ticket by its id, or why there is none: "ended" or "unknown"."""
+        try:
+            name = TicketName.parse(text)
+        except ValueError:
+            return "unknown"
+        pool, _, index = name.group.rpartition("-")
+        if not index.isdecimal() or int(index) >= self._next_index.get(pool, 0):
+            return "unknown"
+        out = self.groups.get(name.group)
+        if out is None:
+            return "ended"
+        if name.member >= out.issue.size or name.offer > out.offers[name.member]:
+            return "unknown"
+        if name.member not in out.open_members or name.offer < out.offers[name.member]:
+            return "ended"
+        return self.ticket(out, name.member)
+
+    def open_slots(self) -> Iterator[tuple[GroupOut, int, TicketId]]:
+        """Unsettled slots with the ids of their current tickets, in order of issue."""
+        for out in self.groups.values():
+            for member in sorted(out.open_members):
+                yield out, member, TicketName(out.group, member, out.offers[member]).id
+
+    def deadline(self, out: GroupOut, ticket: TicketId) -> float | None:
+        """JetStream time by which a ticket has to have ended; None while nobody has claimed it."""
+        claim = self.claims.get(ticket)
+        if claim is not None:
+            return claim.deadline
+        return out.time + out.issue.deadline_seconds if out.issue.client_group else None
+
+    @property
+    def has_open_training(self) -> bool:
+        """Whether a training slot is unsettled."""
+        return any(out.is_training and out.open_members for out in self.groups.values())
+
+    def num_waiting(self, model: str) -> int:
+        """Groups whose slots have all settled and that the model's learner has not taken."""
+        return sum(not out.open_members and model in out.waiting_models for out in self.groups.values())
+
+    @property
+    def low_water(self) -> float | None:
+        """Time of issue of the oldest group on the board; None when nothing is out."""
+        return next((out.time for out in self.groups.values()), None)

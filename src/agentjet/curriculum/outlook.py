@@ -1,0 +1,89 @@
+"""What a run waits for, in words: for what, since when, and who could unblock it."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from agentjet.curriculum.clock import BusClock
+from agentjet.curriculum.course import Course
+from agentjet.schemas.presence import Waiting
+
+
+class Outlook:
+    """The curriculum's view on who holds up what.
+
+    Args:
+        course: The state of the run.
+        clock: The bus's time.
+        stop_ratio: Fill of a stream at which no new group is issued.
+    """
+
+    def __init__(self, course: Course, clock: BusClock, stop_ratio: float) -> None:
+        self._course, self._clock, self._stop_ratio = course, clock, stop_ratio
+        self._since: dict[str, float] = {}
+        self.fills: Mapping[str, float] = {}
+        """Fill of each stream, 0 to 1, as last seen."""
+
+    @property
+    def full_streams(self) -> list[str]:
+        """Streams whose fill stops admission, the fullest first."""
+        full = [name for name, fill in self.fills.items() if fill >= self._stop_ratio]
+        return sorted(full, key=lambda name: -self.fills[name])
+
+    def waiting(self) -> list[Waiting]:
+        """Everything that the run waits for now."""
+        found = list(self._find())
+        now = self._clock.now()
+        self._since = {key: self._since.get(key, now) for key, _, _ in found}
+        return [Waiting(what=what, since=self._since[key], unblocked_by=by) for key, what, by in found]
+
+    def _find(self) -> Iterator[tuple[str, str, str]]:
+        for name in self.full_streams:
+            yield f"stream {name}", f"stream {name} is {self.fills[name]:.0%} full: nothing is issued", "free space"
+        unclaimed, playing = self._tickets()
+        for pool, count in unclaimed.items():
+            yield f"claim {pool}", f"no rollout has claimed {count} tickets of pool {pool}", "a rollout or client"
+        for pool, count in playing.items():
+            yield f"end {pool}", f"{count} episodes of pool {pool} are played or being scored", "rollout, reward"
+        yield from self._evaluation()
+        yield from self._learners()
+
+    def _tickets(self) -> tuple[Counter[str], Counter[str]]:
+        board = self._course.board
+        unclaimed, playing = Counter[str](), Counter[str]()
+        for out, _, ticket in board.open_slots():
+            is_claimed = ticket in board.claims or ticket in board.ended
+            (playing if is_claimed else unclaimed)[out.issue.pool] += 1
+        return unclaimed, playing
+
+    def _evaluation(self) -> Iterator[tuple[str, str, str]]:
+        step = self._course.evaluation_due()
+        if step is not None:
+            num_open, size = self._course.open_episodes(step)
+            what = f"evaluation at step {step}: {num_open} of {size} episodes open"
+            yield f"evaluation {step}", what if size else f"evaluation at step {step} is due", "rollout, reward"
+
+    def _learners(self) -> Iterator[tuple[str, str, str]]:
+        for model in self._course.trained_models:
+            learner, load = self._course.learners[model], self._course.load(model)
+            if learner.head is None:
+                yield f"learner {model}", f"model {model}: no learner has started", f"the learner of {model}"
+            elif self._course.board.num_waiting(model) >= load.batch_groups:
+                step = learner.num_steps + 1
+                what = f"model {model}: waiting for step {step} of its learner"
+                yield f"step {model} {step}", what, f"the learner of {model}, merger"
+
+    def metrics(self) -> dict[str, float]:
+        """Figures of the moment."""
+        unclaimed, playing = self._tickets()
+        figures = {
+            "tickets_unclaimed": float(unclaimed.total()),
+            "tickets_playing": float(playing.total()),
+            "groups_out": float(len(self._course.board.groups)),
+            "stream_fill_max_ratio": max(self.fills.values(), default=0.0),
+        }
+        for model in self._course.trained_models:
+            load = self._course.load(model)
+            figures[f"groups_issued/{model}"] = float(load.num_issued)
+            figures[f"groups_dropped/{model}"] = float(load.num_dropped)
+            figures[f"steps/{model}"] = float(load.num_steps)
+        return figures

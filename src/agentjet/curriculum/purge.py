@@ -1,0 +1,122 @@
+"""Forgetting what nobody needs any more, by sequence only.
+
+- EPISODES, SCORES, JUDGEMENTS, CLAIMS and CALLS: everything stored before the issue of the oldest group that is out.
+  A record of a group is younger than the group's issue, so what is older belongs to groups that are done. The border is
+  found by bisecting store times, less a margin for clocks of a cluster.
+- SAMPLES: below the lowest cursor of every kept checkpoint; nothing while a trained model has none.
+- WEIGHTS: all but the newest versions of each model.
+- A stream is only purged when it needs the space: CALLS above `keep_calls_gib`, the others when half full.
+
+TASKS and INFER empty themselves, EVENTS goes by age, LEDGER and CHECKPOINTS are kept for ever.
+"""
+
+from collections.abc import Sequence
+
+import structlog
+
+from agentjet.bus.protocol import Bus, StreamInfo
+from agentjet.bus.record import read
+from agentjet.schemas import subject
+from agentjet.schemas.checkpoint import Checkpoint
+from agentjet.schemas.ids import RunId
+from agentjet.schemas.subject import Stream, stream_name
+
+log = structlog.get_logger(__name__)
+
+FULL_ENOUGH_RATIO = 0.5
+KEPT_WEIGHTS = 3
+MARGIN_SECONDS = 60.0
+_BY_TIME = (Stream.EPISODES, Stream.SCORES, Stream.JUDGEMENTS, Stream.CLAIMS)
+
+
+class Purge:
+    """Frees space in a run's streams.
+
+    Args:
+        trained_models: Models with learners.
+        keep_checkpoints: Newest checkpoints of a model that a learner may start from.
+        keep_calls_bytes: Calls of finished groups kept for inspection.
+    """
+
+    def __init__(
+        self, bus: Bus, run: RunId, *, trained_models: Sequence[str], keep_checkpoints: int, keep_calls_bytes: int
+    ) -> None:
+        self._bus, self._run = bus, run
+        self._trained_models, self._keep_checkpoints = trained_models, keep_checkpoints
+        self._keep_calls_bytes = keep_calls_bytes
+
+    async def run(self, low_water: float) -> None:
+        """Free what can be freed.
+
+        Args:
+            low_water: JetStream time of issue of the oldest group that is out; now, when there is none.
+        """
+        for stream in _BY_TIME:
+            info = await self._info(stream)
+            if _is_full_enough(info):
+                await self._below(info, await self._first_since(info, low_water - MARGIN_SECONDS))
+        await self._calls(low_water - MARGIN_SECONDS)
+        samples = await self._info(Stream.SAMPLES)
+        if _is_full_enough(samples):
+            await self._below(samples, await self._lowest_cursor())
+        weights = await self._info(Stream.WEIGHTS)
+        if _is_full_enough(weights):
+            await self._below(weights, await self._oldest_weights())
+
+    async def _calls(self, border: float) -> None:
+        info = await self._info(Stream.CALLS)
+        excess = info.num_bytes - self._keep_calls_bytes
+        if excess <= 0 or not info.num_messages:
+            return
+        size = info.num_bytes / info.num_messages
+        wanted = info.first_sequence + int(excess / size)
+        await self._below(info, min(wanted, await self._first_since(info, border)))
+
+    async def _info(self, stream: Stream) -> StreamInfo:
+        return await self._bus.stream_info(stream_name(self._run, stream))
+
+    async def _below(self, info: StreamInfo, sequence: int) -> None:
+        if sequence > info.first_sequence and info.num_messages:
+            log.info("a stream is purged", stream=info.name, below=sequence, first=info.first_sequence)
+            await self._bus.purge(info.name, below_sequence=sequence)
+
+    async def _first_since(self, info: StreamInfo, border: float) -> int:
+        """The first sequence stored at or after the border."""
+        low, high = info.first_sequence, info.last_sequence + 1
+        while low < high:
+            middle = (low + high) // 2
+            message = await self._bus.get(info.name, middle)
+            # A gap says nothing about time: keep everything from it on.
+            if message is None or message.time >= border:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    async def _lowest_cursor(self) -> int:
+        cursors: list[int] = []
+        for model in self._trained_models:
+            kept = await self._checkpoints(model)
+            cursors.append(min((record.cursor for record in kept), default=0))
+        return min(cursors, default=0)
+
+    async def _checkpoints(self, model: str) -> list[Checkpoint]:
+        name, found = stream_name(self._run, Stream.CHECKPOINTS), list[Checkpoint]()
+        async for message in self._bus.scan(name, subject.checkpoints_of(self._run, model)):
+            record = await read(self._bus, self._run, Stream.CHECKPOINTS, message)
+            if isinstance(record, Checkpoint):
+                found.append(record)
+        return found[-self._keep_checkpoints :] if len(found) >= self._keep_checkpoints else []
+
+    async def _oldest_weights(self) -> int:
+        """Chunks of a version lie between the record of the version before it and its own."""
+        borders: list[int] = []
+        for model in self._trained_models:
+            name, of = stream_name(self._run, Stream.WEIGHTS), subject.weights_of(self._run, model)
+            records = [message.sequence async for message in self._bus.scan(name, of)]
+            borders.append(records[-KEPT_WEIGHTS - 1] + 1 if len(records) > KEPT_WEIGHTS else 0)
+        return min(borders, default=0)
+
+
+def _is_full_enough(info: StreamInfo) -> bool:
+    return info.num_bytes >= FULL_ENOUGH_RATIO * info.max_bytes

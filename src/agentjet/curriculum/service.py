@@ -1,0 +1,147 @@
+"""The curriculum's services: claims, key checks, and tickets for clients with tasks of their own.
+
+Invariants:
+
+- A claim is granted only for a current ticket without an end; the claim record's sequence is the attempt.
+- Claims of a ticket are compare-and-set on one another, so attempts rise and exactly one is the newest.
+- Trouble with the bus is answered "busy": the asker tries again.
+
+Secrets stay here: what leaves is a signed key.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TypeVar
+
+import structlog
+
+from agentjet.accounting.key import Key, sign, verify
+from agentjet.bus.protocol import Bus, Handler, Request
+from agentjet.bus.record import last, put, read_plain
+from agentjet.curriculum.board import Board
+from agentjet.curriculum.clock import BusClock
+from agentjet.errors import BusError, ConflictError, KeyRejectedError
+from agentjet.schemas import subject
+from agentjet.schemas.claim import (
+    Authorization,
+    AuthorizeRequest,
+    Claim,
+    ClaimGrant,
+    ClaimRequest,
+    OfferReply,
+    OfferRequest,
+)
+from agentjet.schemas.codec import encode
+from agentjet.schemas.ids import RunId, TicketName
+from agentjet.schemas.record import Record
+from agentjet.schemas.subject import Stream, stream_name
+from agentjet.schemas.task import Ticket
+
+log = structlog.get_logger(__name__)
+
+QUEUE = "curriculum"
+_MAX_TRIES = 8
+
+R = TypeVar("R", bound=Record)
+Offer = Callable[[OfferRequest], Awaitable[OfferReply]]
+
+
+class ClaimDesk:
+    """Grants claims and checks keys.
+
+    Args:
+        served_models: Models that an episode may call beside those of its ticket.
+    """
+
+    def __init__(
+        self, bus: Bus, run: RunId, board: Board, clock: BusClock, secret: bytes, *, served_models: tuple[str, ...] = ()
+    ) -> None:
+        self._bus, self._run, self._board, self._clock = bus, run, board, clock
+        self._secret, self._served_models = secret, served_models
+        self.num_granted = 0
+
+    async def claim(self, request: ClaimRequest) -> ClaimGrant:
+        """Grant a ticket to a worker, or say why not."""
+        ticket = self._board.find(request.ticket) if request.run == self._run else "unknown"
+        if isinstance(ticket, str):
+            return ClaimGrant(ticket=request.ticket, granted=False, reason=ticket)
+        try:
+            if await self._has_ended(ticket):
+                return ClaimGrant(ticket=ticket.id, granted=False, reason="ended")
+            return await self._grant(ticket, request.worker)
+        except BusError as error:
+            log.warning("a claim has to wait", ticket=ticket.id, error=str(error))
+            return ClaimGrant(ticket=ticket.id, granted=False, reason="busy")
+
+    async def _has_ended(self, ticket: Ticket) -> bool:
+        if ticket.id not in self._board.ended:
+            name = stream_name(self._run, Stream.EPISODES)
+            if await self._bus.last(name, subject.episode(self._run, ticket.id)) is None:
+                return False
+            self._board.ended.add(ticket.id)
+        return True
+
+    async def _grant(self, ticket: Ticket, worker: str) -> ClaimGrant:
+        attempt = await self._append(Claim(ticket=ticket.without_task(), worker=worker))
+        stored = await self._bus.get(stream_name(self._run, Stream.CLAIMS), attempt)
+        if stored is None:
+            raise BusError(f"claim {attempt} of {ticket.id} was stored but can not be read")
+        self._clock.observe(stored.time)
+        deadline = stored.time + ticket.deadline_seconds
+        self._board.claim(ticket.id, attempt, deadline)
+        self.num_granted += 1
+        key = sign(self._secret, Key(self._run, ticket.id, attempt, deadline))
+        return ClaimGrant(ticket=ticket.id, granted=True, attempt=attempt, key=key, deadline=deadline)
+
+    async def _append(self, claim: Claim) -> int:
+        to = subject.claim(self._run, claim.ticket.id)
+        known = self._board.claims.get(claim.ticket.id)
+        expected = 0 if known is None else known.attempt
+        for _ in range(_MAX_TRIES):
+            try:
+                return await put(self._bus, self._run, Stream.CLAIMS, to, claim, expected=expected)
+            except ConflictError:
+                message = await self._bus.last(stream_name(self._run, Stream.CLAIMS), to)
+                expected = 0 if message is None else message.sequence
+        raise BusError(f"{claim.ticket.id}: others claimed it {_MAX_TRIES} times in between")
+
+    async def authorize(self, request: AuthorizeRequest) -> Authorization:
+        """What a key may do: genuine, not expired, and of the newest claim of its ticket."""
+        try:
+            key = verify(self._secret, request.key, run=self._run, now=self._clock.now())
+            name = TicketName.parse(key.ticket)
+        except (KeyRejectedError, ValueError) as error:
+            return Authorization(granted=False, reason=str(error))
+        try:
+            newest = await last(Claim, self._bus, self._run, Stream.CLAIMS, subject.claim(self._run, name.id))
+        except BusError as error:
+            log.warning("a key check has to wait", ticket=key.ticket, error=str(error))
+            return Authorization(granted=False, reason="busy", ticket=key.ticket, attempt=key.attempt)
+        if newest is None or newest[0] != key.attempt:
+            return Authorization(granted=False, reason="superseded", ticket=key.ticket, attempt=key.attempt)
+        models = dict.fromkeys((*newest[1].ticket.models, *self._served_models))
+        return Authorization(
+            granted=True, ticket=key.ticket, attempt=key.attempt, models=tuple(models), expires=key.expires
+        )
+
+
+@asynccontextmanager
+async def serving(bus: Bus, run: RunId, desk: ClaimDesk, offer: Offer, pools: tuple[str, ...]) -> AsyncGenerator[None]:
+    """Answer requests while the context is open; `offer` answers those of clients with own tasks."""
+    handlers = {
+        subject.claim_service(run): _handler(ClaimRequest, desk.claim),
+        subject.authorize_service(run): _handler(AuthorizeRequest, desk.authorize),
+    }
+    handlers |= {subject.offer_service(run, pool): _handler(OfferRequest, offer) for pool in pools}
+    async with AsyncExitStack() as stack:
+        for of, handler in handlers.items():
+            await stack.enter_async_context(bus.serve(of, handler, queue=QUEUE))
+        yield
+
+
+def _handler(question: type[R], answer: Callable[[R], Awaitable[Record]]) -> Handler:
+    async def handle(request: Request) -> tuple[bytes, dict[str, str]]:
+        headers, body = encode(await answer(read_plain(question, request)))
+        return body, headers
+
+    return handle

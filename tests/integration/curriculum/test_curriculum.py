@@ -1,0 +1,444 @@
+import asyncio
+import contextlib
+from collections import Counter
+
+import pytest
+
+from agentjet.accounting.key import verify
+from agentjet.bus.ledger import LedgerChain
+from agentjet.bus.record import ask, last, put_once, read, stream_specs
+from agentjet.config.settings import SwarmSettings
+from agentjet.curriculum.curriculum import Curriculum
+from agentjet.errors import ConfigError, FencedError
+from agentjet.schemas import subject
+from agentjet.schemas.claim import Authorization, AuthorizeRequest, ClaimGrant, ClaimRequest, OfferReply, OfferRequest
+from agentjet.schemas.episode import EndStatus, Episode
+from agentjet.schemas.ids import RunId, TicketId, Version
+from agentjet.schemas.ledger import CurriculumStart, GroupIssue, LearnerStart, LearnerStep, RunFinish
+from agentjet.schemas.score import Outcome, Score
+from agentjet.schemas.subject import CURRICULUM, Stream, stream_name
+from agentjet.schemas.task import EpisodeKind
+
+SECRET = bytes(range(32))
+
+
+@pytest.fixture
+def tasks(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("".join(f'{{"n": {number}}}\n' for number in range(5)))
+    return str(path)
+
+
+def settings_of(tasks, *, run=None, pool=None, learner=None, **sections):
+    pools = {"guess": {"workflow": "agent.py:run", "tasks": tasks, "group_size": 2} | (pool or {})}
+    learners = {"batch_groups": 2, "admission_bound": 0} | (learner or {})
+    models = {"small": {"path": "tiny", "learner": learners}}
+    return SwarmSettings.model_validate({"run": run or {}, "pools": pools, "models": models} | sections)
+
+
+class Swarm:
+    """Everybody but the curriculum, played by hand."""
+
+    def __init__(self, bus, run):
+        self.bus, self.run = bus, RunId(run)
+        self.running = []
+        self.steps = 0
+        self.chain = LedgerChain(bus, self.run, "small")
+
+    async def begin(self):
+        for spec in stream_specs(self.run, max_bytes=64 * 1024 * 1024):
+            await self.bus.ensure_stream(spec)
+
+    @contextlib.asynccontextmanager
+    async def curriculum(self, settings, **options):
+        one = Curriculum(self.bus, self.run, settings, SECRET, **({"tick_seconds": 0.05} | options))
+        job = asyncio.ensure_future(one.run())
+        try:
+            yield one, job
+        finally:
+            job.cancel()
+            await asyncio.gather(job, return_exceptions=True)
+
+    async def records(self, stream, of=">"):
+        found = [message async for message in self.bus.scan(stream_name(self.run, stream), of)]
+        return [await read(self.bus, self.run, stream, message) for message in found]
+
+    async def issues(self):
+        return [one for one in await self.records(Stream.LEDGER) if isinstance(one, GroupIssue)]
+
+    async def until(self, check, timeout_seconds=10.0):
+        async with asyncio.timeout(timeout_seconds):
+            while not (found := await check()):
+                await asyncio.sleep(0.02)
+        return found
+
+    async def fetch(self, count, pool="guess"):
+        """Take `count` tickets; they stay in progress as long as the test runs."""
+        name = stream_name(self.run, Stream.TASKS)
+        of = subject.tasks_of(self.run, pool)
+        consumer = await self.bus.consumer(name, f"tasks-{pool}", subject=of, ack_wait_seconds=600.0)
+        found = []
+        async with asyncio.timeout(10.0):
+            while len(found) < count:
+                found += list(await consumer.fetch(count - len(found), 0.2))
+        return [(await read(self.bus, self.run, Stream.TASKS, one.message), one) for one in found]
+
+    async def none_waits(self, pool="guess"):
+        name, of = stream_name(self.run, Stream.TASKS), subject.tasks_of(self.run, pool)
+        consumer = await self.bus.consumer(name, f"tasks-{pool}", subject=of, ack_wait_seconds=600.0)
+        return not await consumer.fetch(1, 0.3)
+
+    async def claim(self, ticket, worker="w"):
+        request = ClaimRequest(run=self.run, ticket=ticket, worker=worker)
+        return await ask(self.bus, subject.claim_service(self.run), request, ClaimGrant)
+
+    async def play(self, ticket, delivery=None, outcome=Outcome.SCORED):
+        """Claim, end and score a ticket as its rollout and the reward actor do."""
+        grant = await self.claim(ticket.id)
+        assert grant.granted, grant.reason
+        episode = Episode(run=self.run, ticket=ticket, attempt=grant.attempt, status=EndStatus.COMPLETED)
+        await put_once(self.bus, self.run, Stream.EPISODES, subject.episode(self.run, ticket.id), episode)
+        await self.score(ticket, grant.attempt, outcome)
+        if delivery is not None:
+            await delivery.ack()
+        return grant
+
+    async def score(self, ticket, attempt, outcome):
+        reward = 1.0 if outcome is Outcome.SCORED else None
+        score = Score(run=self.run, ticket=ticket.without_task(), attempt=attempt, outcome=outcome, reward=reward)
+        await put_once(self.bus, self.run, Stream.SCORES, subject.score(self.run, ticket.id), score)
+
+    async def play_groups(self, count, size=2, pool="guess"):
+        tickets = []
+        for ticket, delivery in await self.fetch(count * size, pool):
+            await self.play(ticket, delivery)
+            tickets.append(ticket)
+        return tickets
+
+    async def start_learner(self, incarnation=1, base_step=0):
+        await self.chain.load()
+        self.steps = base_step
+        self.incarnation = incarnation
+        await self.chain.append(
+            LearnerStart(
+                run=self.run,
+                model="small",
+                incarnation=incarnation,
+                base_step=base_step,
+                cursor=1,
+                config_digest="c",
+                fold_digest="f",
+            )
+        )
+
+    async def step(self, tickets):
+        self.steps += 1
+        groups = tuple(dict.fromkeys(ticket.group for ticket in tickets if ticket.kind is EpisodeKind.TRAIN))
+        await self.chain.append(
+            LearnerStep(
+                run=self.run,
+                model="small",
+                incarnation=self.incarnation,
+                step=self.steps,
+                cursor=1,
+                members=(),
+                groups=groups,
+                digest="d",
+            )
+        )
+
+
+@pytest.fixture
+async def swarm(bus, unique):
+    one = Swarm(bus, unique)
+    await one.begin()
+    yield one
+    for name in await bus.stream_names(subject.stream_prefix(one.run)):
+        await bus.delete_stream(name)
+
+
+async def test_a_run_is_issued_at_the_learners_pace_and_finishes(swarm, tasks):
+    settings = settings_of(tasks, run={"num_steps": 3})
+    async with swarm.curriculum(settings) as (_, job):
+        await swarm.start_learner()
+        seen = []
+        for _ in range(3):
+            seen += (tickets := await swarm.play_groups(2))
+            assert await swarm.none_waits()
+            await swarm.step(tickets)
+        async with asyncio.timeout(10):
+            await job
+    assert len({ticket.id for ticket in seen}) == 12
+    assert [issue.ranks["small"] for issue in await swarm.issues()] == list(range(6))
+    finish = (await swarm.records(Stream.LEDGER))[-1]
+    assert isinstance(finish, RunFinish)
+    assert "3 steps" in finish.reason
+
+
+async def test_tasks_come_in_epochs_and_a_finite_pool_ends_the_run(swarm, tasks):
+    settings = settings_of(tasks, pool={"num_epochs": 2}, learner={"admission_bound": 9})
+    async with swarm.curriculum(settings) as (_, job):
+        await swarm.start_learner()
+        tickets = await swarm.play_groups(10)
+        groups = list(dict.fromkeys(ticket.group for ticket in tickets))
+        for start in range(0, 10, 2):
+            await swarm.step([one for one in tickets if one.group in groups[start : start + 2]])
+        async with asyncio.timeout(10):
+            await job
+    played = Counter(ticket.task["n"] for ticket in tickets)
+    assert played == dict.fromkeys(range(5), 4)
+    assert {ticket.seed for ticket in tickets if ticket.member} == {one.seed for one in tickets if not one.member}
+
+
+async def test_a_claim_is_signed_and_the_newer_one_supersedes_the_older(swarm, tasks):
+    async with swarm.curriculum(settings_of(tasks)):
+        (ticket, _), *_ = await swarm.fetch(1)
+        first, second = await swarm.claim(ticket.id, "one"), await swarm.claim(ticket.id, "two")
+        assert first.granted and second.granted
+        key = verify(SECRET, first.key, run=swarm.run, now=first.deadline)
+        assert (key.ticket, key.attempt, key.expires) == (ticket.id, first.attempt, first.deadline)
+
+        async def authorize(text):
+            service = subject.authorize_service(swarm.run)
+            return await ask(swarm.bus, service, AuthorizeRequest(key=text), Authorization)
+
+        assert (await authorize(second.key)).models == ("small",)
+        assert (await authorize(first.key)).reason == "superseded"
+        assert "not an AgentJet key" in (await authorize("sk-nothing")).reason
+
+
+async def test_a18_two_claims_of_one_ticket_are_two_attempts_and_the_first_end_wins(swarm, tasks):
+    async with swarm.curriculum(settings_of(tasks)):
+        (ticket, _), *_ = await swarm.fetch(1)
+        grants = await asyncio.gather(*(swarm.claim(ticket.id, f"w{number}") for number in range(4)))
+        attempts = [grant.attempt for grant in grants]
+        assert len(set(attempts)) == 4
+        to = subject.episode(swarm.run, ticket.id)
+        for attempt in attempts[:2]:
+            end = Episode(run=swarm.run, ticket=ticket, attempt=attempt, status=EndStatus.COMPLETED)
+            stored = await put_once(swarm.bus, swarm.run, Stream.EPISODES, to, end)
+            assert stored.record.attempt == attempts[0]
+        assert (await swarm.claim(ticket.id)).reason == "ended"
+
+
+@pytest.mark.parametrize("text", ["guess-99.0.0", "guess-0.7.0", "guess-0.0.1", "other-0.0.0", "nonsense"])
+async def test_a_ticket_that_was_not_issued_is_unknown(swarm, tasks, text):
+    async with swarm.curriculum(settings_of(tasks)):
+        await swarm.fetch(1)
+        grant = await swarm.claim(text)
+        assert (grant.granted, grant.reason) == (False, "unknown")
+
+
+async def test_a_failed_ticket_is_offered_again_until_its_offers_are_used_up(swarm, tasks):
+    settings = settings_of(tasks, pool={"group_size": 1, "max_offers": 2}, learner={"batch_groups": 1})
+    async with swarm.curriculum(settings):
+        (ticket, delivery), *_ = await swarm.fetch(1)
+        await swarm.play(ticket, delivery, Outcome.INVALID)
+        (again, delivery), *_ = await swarm.fetch(1)
+        assert again.id == TicketId("guess-0.0.1")
+        assert (again.task, again.seed, again.ranks) == (ticket.task, ticket.seed, ticket.ranks)
+        assert (await swarm.claim(ticket.id)).reason == "ended"
+        await swarm.play(again, delivery, Outcome.ABORTED)
+        assert await swarm.none_waits()
+
+
+async def test_a_ticket_past_its_deadline_is_buried_and_its_late_end_changes_nothing(swarm, tasks):
+    settings = settings_of(tasks, pool={"deadline_seconds": 0.3})
+    async with swarm.curriculum(settings):
+        (ticket, _), *_ = await swarm.fetch(1)
+        grant = await swarm.claim(ticket.id)
+        to = subject.episode(swarm.run, ticket.id)
+        _, end = await swarm.until(lambda: last(Episode, swarm.bus, swarm.run, Stream.EPISODES, to))
+        assert (end.status, end.attempt) == (EndStatus.DEAD, grant.attempt)
+        late = Episode(run=swarm.run, ticket=ticket, attempt=grant.attempt, status=EndStatus.COMPLETED)
+        stored = await put_once(swarm.bus, swarm.run, Stream.EPISODES, to, late)
+        assert not stored.is_ours
+        assert len(await swarm.records(Stream.EPISODES)) == 1, "a ticket that nobody claimed has no deadline"
+
+
+async def test_a_crash_between_ledger_and_tasks_is_healed_at_the_next_start(swarm, tasks, monkeypatch):
+    async def crash(*_):
+        raise RuntimeError("killed")
+
+    settings = settings_of(tasks)
+    with monkeypatch.context() as patch:
+        patch.setattr("agentjet.curriculum.curriculum.publish_tickets", crash)
+        async with swarm.curriculum(settings) as (_, job):
+            with pytest.raises(ExceptionGroup, match="TaskGroup"):
+                await asyncio.wait_for(job, 10)
+    assert len(await swarm.issues()) == 1
+    assert await swarm.none_waits()
+    async with swarm.curriculum(settings):
+        tickets = [ticket for ticket, _ in await swarm.fetch(4)]
+    assert sorted(ticket.id for ticket in tickets) == ["guess-0.0.0", "guess-0.1.0", "guess-1.0.0", "guess-1.1.0"]
+
+
+async def test_a_restart_goes_on_with_what_is_owed_only(swarm, tasks):
+    settings = settings_of(tasks)
+    async with swarm.curriculum(settings):
+        (first, delivery), (second, _), *_ = await swarm.fetch(4)
+        await swarm.play(first, delivery)
+        grant = await swarm.claim(second.id)
+    # While no curriculum runs: one claimed ticket ends as failed and is scored.
+    failed = Episode(run=swarm.run, ticket=second, attempt=grant.attempt, status=EndStatus.FAILED)
+    await put_once(swarm.bus, swarm.run, Stream.EPISODES, subject.episode(swarm.run, second.id), failed)
+    await swarm.score(second, grant.attempt, Outcome.INVALID)
+    async with swarm.curriculum(settings):
+        (again, _), *_ = await swarm.fetch(1)
+        assert (again.slot, again.offer) == (second.slot, 1)
+        assert await swarm.none_waits()
+        assert len(await swarm.issues()) == 2
+        assert (await swarm.claim(first.id)).reason == "ended"
+        assert (await swarm.claim(second.id)).reason == "ended"
+    starts = [one.incarnation for one in await swarm.records(Stream.LEDGER) if isinstance(one, CurriculumStart)]
+    assert starts == [1, 2]
+
+
+async def test_a_deadline_survives_a_restart(swarm, tasks):
+    settings = settings_of(tasks, pool={"deadline_seconds": 1.0})
+    async with swarm.curriculum(settings):
+        (ticket, _), *_ = await swarm.fetch(1)
+        await swarm.claim(ticket.id)
+    async with swarm.curriculum(settings):
+        to = subject.episode(swarm.run, ticket.id)
+        _, end = await swarm.until(lambda: last(Episode, swarm.bus, swarm.run, Stream.EPISODES, to))
+        assert end.status is EndStatus.DEAD
+
+
+async def test_a_newer_curriculum_fences_the_older_one(swarm, tasks):
+    settings = settings_of(tasks)
+    async with swarm.curriculum(settings) as (_, old):
+        await swarm.fetch(1)
+        async with swarm.curriculum(settings):
+            with pytest.raises(FencedError, match="newer curriculum"):
+                await asyncio.wait_for(old, 10)
+
+
+async def test_an_evaluation_is_a_barrier_pinned_to_one_version(swarm, tasks):
+    evaluation = {"pool": "guess", "every_steps": 1, "num_tasks": 2, "num_repeats": 1}
+    settings = settings_of(tasks, run={"num_steps": 1}, eval=evaluation)
+    async with swarm.curriculum(settings) as (one, job):
+        assert await swarm.none_waits(), "no learner has started, so there is no version to pin"
+        assert any("no learner has started" in waiting.what for waiting in one.waiting())
+        await swarm.start_learner()
+        first = await swarm.fetch(2)
+        assert {ticket.kind for ticket, _ in first} == {EpisodeKind.EVAL}
+        assert [ticket.pins for ticket, _ in first] == [{"small": "1-0"}] * 2
+        assert await swarm.none_waits()
+        assert any("evaluation at step 0: 2 of 2 episodes open" in waiting.what for waiting in one.waiting())
+        for ticket, delivery in first:
+            await swarm.play(ticket, delivery)
+        trained = await swarm.play_groups(2)
+        assert {ticket.kind for ticket in trained} == {EpisodeKind.TRAIN}
+        assert await swarm.none_waits()
+        await swarm.step(trained)
+        final = await swarm.fetch(2)
+        assert [ticket.pins for ticket, _ in final] == [{"small": str(Version(1, 1))}] * 2
+        assert [(ticket.seed, ticket.task) for ticket, _ in final] == [(one.seed, one.task) for one, _ in first]
+        assert not job.done()
+        for ticket, delivery in final:
+            await swarm.play(ticket, delivery)
+        async with asyncio.timeout(10):
+            await job
+
+
+async def test_a7_a_finished_run_that_starts_again_ends_at_once_and_goes_on_with_more_steps(swarm, tasks):
+    settings = settings_of(tasks, run={"num_steps": 1})
+    async with swarm.curriculum(settings) as (_, job):
+        await swarm.start_learner()
+        await swarm.step(await swarm.play_groups(2))
+        await asyncio.wait_for(job, 10)
+    async with swarm.curriculum(settings) as (_, job):
+        await asyncio.wait_for(job, 10)
+    async with swarm.curriculum(settings_of(tasks, run={"num_steps": 2})) as (_, job):
+        await swarm.step(await swarm.play_groups(2))
+        await asyncio.wait_for(job, 10)
+    assert len(await swarm.issues()) == 4
+
+
+async def test_voided_steps_stop_admission_until_they_are_taken_again(swarm, tasks):
+    async with swarm.curriculum(settings_of(tasks)):
+        await swarm.start_learner()
+        first = await swarm.play_groups(2)
+        await swarm.step(first)
+        second = await swarm.play_groups(2)
+        await swarm.start_learner(incarnation=2, base_step=0)
+        assert await swarm.none_waits()
+        await swarm.step(first)
+        assert await swarm.none_waits()
+        await swarm.step(second)
+        await swarm.fetch(4)
+
+
+async def offer(swarm, group, size=2):
+    request = OfferRequest(run=swarm.run, pool="own", group=group, task={"n": 1}, size=size, worker="c")
+    return await ask(swarm.bus, subject.offer_service(swarm.run, "own"), request, OfferReply)
+
+
+def own_pool(**changes):
+    models = {"small": {"path": "tiny", "learner": {"batch_groups": 1}}}
+    return SwarmSettings.model_validate({"pools": {"own": changes}, "models": models})
+
+
+async def test_a_client_gets_the_same_tickets_however_often_it_asks(swarm):
+    async with swarm.curriculum(own_pool()):
+        await swarm.until(lambda: swarm.records(Stream.LEDGER))
+        await asyncio.sleep(0.1)
+        one, two = await asyncio.gather(offer(swarm, "g1"), offer(swarm, "g1"))
+        assert one.granted and one.tickets == two.tickets
+        assert [ticket.id for ticket in one.tickets] == ["own-0.0.0", "own-0.1.0"]
+        assert [(ticket.task, ticket.max_offers) for ticket in one.tickets] == [({"n": 1}, 1)] * 2
+        assert (await offer(swarm, "g2")).reason == "full"
+        assert await swarm.none_waits("own")
+        await swarm.start_learner()
+        for ticket in one.tickets:
+            await swarm.play(ticket)
+        await swarm.step(one.tickets)
+        await swarm.until(lambda: _granted(swarm, "g2"))
+    async with swarm.curriculum(own_pool()):
+        await asyncio.sleep(0.2)
+        assert (await offer(swarm, "g1")).tickets == one.tickets
+
+
+async def _granted(swarm, group):
+    return (await offer(swarm, group)).granted
+
+
+async def test_a_clients_ticket_that_nobody_claims_dies_by_its_deadline(swarm):
+    async with swarm.curriculum(own_pool(deadline_seconds=0.2)):
+        await swarm.until(lambda: swarm.records(Stream.LEDGER))
+        await asyncio.sleep(0.1)
+        tickets = (await offer(swarm, "g1", size=1)).tickets
+        to = subject.episode(swarm.run, tickets[0].id)
+        _, end = await swarm.until(lambda: last(Episode, swarm.bus, swarm.run, Stream.EPISODES, to))
+        assert (end.status, end.attempt) == (EndStatus.DEAD, 0)
+
+
+async def test_a_full_stream_stops_admission_and_room_resumes_it(swarm, tasks):
+    sections = {"streams": {"admission_stop_ratio": 0.0}}
+    async with swarm.curriculum(settings_of(tasks, **sections)) as (one, _):
+        assert await swarm.none_waits()
+        assert any("full: nothing is issued" in waiting.what for waiting in one.waiting())
+        assert one.metrics()["tickets_unclaimed"] == 0
+    async with swarm.curriculum(settings_of(tasks)) as (one, _):
+        await swarm.fetch(1)
+        assert any("no rollout has claimed" in waiting.what for waiting in one.waiting())
+
+
+async def test_an_evaluation_pool_without_tasks_is_refused(swarm):
+    models = {"small": {"path": "tiny"}}
+    settings = SwarmSettings.model_validate({"pools": {"own": {}}, "models": models, "eval": {"pool": "own"}})
+    with pytest.raises(ConfigError, match="pool own has no tasks"):
+        Curriculum(swarm.bus, swarm.run, settings, SECRET)
+
+
+async def test_the_ledger_chain_refuses_a_writer_that_was_overtaken(swarm):
+    one, two = LedgerChain(swarm.bus, swarm.run, CURRICULUM), LedgerChain(swarm.bus, swarm.run, CURRICULUM)
+    await one.load()
+    await two.load()
+    record = CurriculumStart(run=swarm.run, incarnation=1, config_digest="c")
+    assert await one.append(record) == one.last_sequence
+    with pytest.raises(FencedError, match="a newer curriculum has taken over"):
+        await two.append(record)
+    assert [stored for _, stored in await two.load()] == [record]
+    assert await two.append(record) > one.last_sequence
