@@ -31,6 +31,7 @@ log = structlog.get_logger(__name__)
 
 MINIMUM_SERVER = (2, 11)
 _RETRY_SECONDS = 0.05
+_LOOK_SECONDS = 1.0
 _ATTEMPT_SECONDS = 3.0
 
 
@@ -96,7 +97,7 @@ class NatsConnection:
             await self.subscribe(f"{self._inbox}.*", self._on_reply)
             await self._check_jetstream()
         except BaseException:
-            await self.client.close()
+            await self.close()
             raise
         return self
 
@@ -164,7 +165,7 @@ class NatsConnection:
     @property
     def last_error(self) -> str | None:
         """Why the connection is not usable now; None while it is."""
-        if self.closed.is_set():
+        if self.is_closed:
             return f"the connection to {self._address} is closed ({self._error or 'on request'})"
         if not self._connected.is_set():
             return f"not connected to {self._address} ({self._error or 'reconnecting'})"
@@ -176,7 +177,7 @@ class NatsConnection:
         Raises:
             BusUnavailableError: The client gave up for good.
         """
-        if self.closed.is_set():
+        if self.is_closed:
             raise BusUnavailableError(f"{self.last_error}; restart this process")
         if self._connected.is_set():
             return True
@@ -322,7 +323,7 @@ class NatsConnection:
         """Return once the server has processed what was sent (a new subscription is live), at best effort."""
         try:
             await self.client.flush(timeout=2)
-        except nats.errors.Error as error:
+        except (OSError, nats.errors.Error) as error:
             log.debug("flush did not finish; subscriptions are replayed after the reconnect", error=str(error))
 
     async def close(self) -> None:
@@ -330,7 +331,27 @@ class NatsConnection:
         self._closing = True
         if not self.client.is_closed:
             await self.settle()
-            await self.client.close()
+            try:
+                await self.client.close()
+            except OSError as error:
+                # The client flushes to a socket that is already gone and then skips its own callback.
+                log.debug("closed a broken connection", error=str(error))
+        self.closed.set()
+
+    async def wait_closed(self) -> None:
+        """Return once the connection is closed for good."""
+        while not self.is_closed:
+            # The client can close without its callback (see `close`), so look now and then.
+            try:
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self.closed.wait()
+            except TimeoutError:
+                continue
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing works any more."""
+        return self.closed.is_set() or self.client.is_closed
 
     def _register(self, sink: Callable[[Msg | None], None]) -> str:
         token = str(next(self._tokens))

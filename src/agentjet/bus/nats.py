@@ -72,7 +72,7 @@ class NatsBus:
 
     async def wait_closed(self) -> str:
         """Return, with the reason, once the connection is closed for good; fatal unless `close` was called."""
-        await self._connection.closed.wait()
+        await self._connection.wait_closed()
         return self._connection.last_error or "closed"
 
     async def close(self) -> None:

@@ -418,6 +418,16 @@ async def test_the_end_of_a_connection_is_visible(own_server: EmbeddedServer):
         await bus.subscribe("x")
 
 
+@pytest.mark.parametrize("delay_seconds", [0.0, 0.005, 0.05, 0.3])
+async def test_a_broken_connection_closes_without_an_error(own_server: EmbeddedServer, delay_seconds: float):
+    bus = await NatsBus.connect(own_server.url, name="test")
+    await own_server.kill()
+    await bus.send("x", b"still buffered")
+    await asyncio.sleep(delay_seconds)
+    await asyncio.wait_for(bus.close(), 5)
+    assert "closed" in await asyncio.wait_for(bus.wait_closed(), 2)
+
+
 async def test_a_missing_permission_is_named(tmp_path: Path):
     async with EmbeddedServer(tmp_path / "nats", max_store_bytes=64 * MIB) as server:
         admin = await NatsBus.connect(server.url, name="admin")
