@@ -1,0 +1,148 @@
+"""`agentjet eval`: play the [eval] pool's tasks with a checkpoint, without a run.
+
+Tasks, seeds, sampling and rewards are those of the evaluations of a run; the figures can be compared with its curve.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from agentjet.checkpoint.export import export
+from agentjet.checkpoint.manifest import MANIFEST
+from agentjet.checkpoint.store import CheckpointStore
+from agentjet.cli.output import write_json, write_line
+from agentjet.cli.target import Target
+from agentjet.config import PoolSettings, SwarmSettings
+from agentjet.curriculum.dataset import load_tasks
+from agentjet.errors import ConfigError, UsageError
+from agentjet.reward.function import ADAPTER
+from agentjet.reward.scorer import decide, invalid, question, scored
+from agentjet.rollout.ending import ended
+from agentjet.rollout.stage import Part, Stage
+from agentjet.schemas.episode import Episode
+from agentjet.schemas.score import Outcome, Score
+from agentjet.workers.pool import WorkerPool
+
+
+async def evaluate(
+    checkpoint: str,
+    *,
+    model: str = "",
+    tasks: int = 0,
+    repeats: int = 0,
+    target: Target | None = None,
+    json: bool = False,
+) -> int:
+    """Evaluate a checkpoint or model on the [eval] pool. Exit code 1 when no episode could be scored.
+
+    Args:
+        checkpoint: A checkpoint's folder, `model/version` or `model` for its newest; or a preset, folder or hub id.
+        model: Which model of the configuration it stands for (default: the only trained one of the pool).
+        tasks: How many tasks (default: eval.num_tasks).
+        repeats: Episodes for each task (default: eval.num_repeats).
+        json: One JSON object.
+    """
+    settings = (target or Target()).settings()
+    if not settings.eval.pool:
+        raise ConfigError("no [eval] pool is configured; set eval.pool in swarm.toml")
+    stands_for = _model_of(settings, model)
+    with tempfile.TemporaryDirectory(prefix="agentjet-eval-") as scratch:
+        path = _model_path(settings, checkpoint, Path(scratch) / "model")
+        of = settings.models[stands_for].model_copy(update={"path": path})
+        settings = settings.model_copy(update={"models": {**settings.models, stands_for: of}})
+        scores = await _play(settings, tasks or settings.eval.num_tasks, repeats or settings.eval.num_repeats)
+    report = summary(scores)
+    if json:
+        write_json({"checkpoint": checkpoint, "model": stands_for, **report})
+    else:
+        for name, value in report.items():
+            write_line(f"{name:<20} {value}")
+    return 0 if report["num_scored"] else 1
+
+
+def summary(scores: Sequence[Score]) -> dict[str, Any]:
+    """Figures over the episodes that were scored; the others are counted and are in no mean."""
+    good = [score for score in scores if score.outcome is Outcome.SCORED]
+    rewards = [score.reward for score in good if score.reward is not None]
+    names = sorted({name for score in good for name in score.metrics})
+    faults = sorted({f"{score.fault.kind}: {score.fault.message}" for score in scores if score.fault is not None})
+    return {
+        "num_episodes": len(scores),
+        "num_scored": len(good),
+        "reward_mean": fmean(rewards) if rewards else None,
+        **{f"{name}_mean": fmean(s.metrics[name] for s in good if name in s.metrics) for name in names},
+        "faults": faults,
+    }
+
+
+def _model_of(settings: SwarmSettings, model: str) -> str:
+    names = settings.trained_models(settings.eval.pool)
+    if model in settings.models:
+        return model
+    if model or len(names) != 1:
+        raise UsageError(f"say with --model which model it stands for: {', '.join(settings.models)}")
+    return names[0]
+
+
+def _model_path(settings: SwarmSettings, checkpoint: str, folder: Path) -> str:
+    """A checkpoint becomes a plain model folder first: what else lies in it is the learner's."""
+    from agentjet.inference.model_file import PRESETS, is_model_folder
+
+    given = Path(checkpoint).expanduser()
+    if checkpoint in PRESETS or (is_model_folder(given) and not (given / MANIFEST).is_file()):
+        return checkpoint
+    return str(export(CheckpointStore(settings.run.dir / "checkpoints").find(checkpoint), folder))
+
+
+async def _play(settings: SwarmSettings, num_tasks: int, num_repeats: int) -> list[Score]:
+    # Imported here: it brings torch, which `--help` must not load.
+    from agentjet.cli.local import serve
+
+    pool = settings.pools[settings.eval.pool]
+    tasks = load_tasks(pool.tasks)[:num_tasks]
+    names = settings.trained_models(settings.eval.pool)
+    stage = Stage(pool.workflow, max_running=pool.max_running)
+    await stage.start()
+    try:
+        async with serve({name: settings.models[name] for name in names}) as local:
+            free = asyncio.Semaphore(pool.max_running)  # a key's time runs from its claim
+
+            async def play(place: int, task: dict[str, Any]) -> Episode:
+                seed, sampling, seconds = settings.eval.seed + place, settings.eval.sampling, pool.deadline_seconds
+                async with free:
+                    given = await local.claim(task, seed=seed, sampling=sampling, deadline_seconds=seconds)
+                    part = Part(
+                        local.base_url, given.key, names, seed, given.ticket.id, is_eval=True, sampling=sampling
+                    )
+                    played = await stage.play(task, part, timeout_seconds=seconds)
+                captured = local.gateway.session(given.key)
+                return ended(given.ticket, given.attempt, captured, played, worker="command line")
+
+            plays = (play(place, task) for place, task in enumerate(tasks) for _ in range(num_repeats))
+            episodes = await asyncio.gather(*plays)
+    finally:
+        await stage.close()
+    return await score_all(episodes, pool)
+
+
+async def score_all(episodes: Sequence[Episode], pool: PoolSettings) -> list[Score]:
+    """Scores by the agent's own returns, else by the pool's reward function in a worker process."""
+    decided = [(episode, decide(episode, pool.reward)) for episode in episodes]
+    if all(score is not None for _, score in decided):
+        return [score for _, score in decided if score is not None]
+    judge = WorkerPool(pool.reward, adapter=ADAPTER, max_running=1)
+    await judge.start()
+    try:
+        return [score or await _ask(judge, episode, pool) for episode, score in decided]
+    finally:
+        await judge.close()
+
+
+async def _ask(judge: WorkerPool, episode: Episode, pool: PoolSettings) -> Score:
+    done = await judge.run(question(episode), timeout_seconds=pool.reward_timeout_seconds)
+    if done.failure is not None:
+        return invalid(episode, done.failure.kind, done.failure.message, judged_by=pool.reward)
+    return scored(episode, done.value, judged_by=pool.reward)
