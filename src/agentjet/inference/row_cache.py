@@ -99,6 +99,7 @@ class RowCache:
                 return None
             others = idle[idle != source] if len(idle) > 1 else idle
             target = int(others[self._used[others].argmin()])
+        source, target = self._lowest(source, target)
         if matched < _WORTH_COPYING and target != source:
             matched = 0
         if target != source and matched:
@@ -110,6 +111,29 @@ class RowCache:
         self.active[target] = True
         self._touch(target)
         return target
+
+    def _lowest(self, source: int, target: int) -> tuple[int, int]:
+        """Moves the target to the lowest idle row, so that running requests lie close together.
+
+        Attention reads neighbouring rows in place; it would have to gather scattered ones in every layer of every step,
+        which soon costs more than this one copy. What lay there goes to the target's old row.
+        """
+        low = int(np.flatnonzero(~self.active)[0])
+        if low >= target:
+            return source, target
+        aside = int(self.num_computed[low])
+        if target == source:
+            length = int(self.num_computed[target])
+            kept = self.store[:, :, target, :, :length].clone()
+            self.store[:, :, target, :, :aside] = self.store[:, :, low, :, :aside]
+            self.store[:, :, low, :, :length] = kept
+            source = low
+        else:
+            self.store[:, :, target, :, :aside] = self.store[:, :, low, :, :aside]
+            source = target if source == low else source
+        for table in (self._ids, self.num_known, self.num_computed, self._used):
+            table[[low, target]] = table[[target, low]]
+        return source, low
 
     def append(self, row: int, token: int) -> None:
         """Notes a drawn id, which the next step computes."""

@@ -11,8 +11,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from agentjet.schemas.sampling import Sampling
+
+_BLOCK = 256
+_BELOW_ONE = 1.0 - 2.0**-50
 
 
 def draw(logits: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> tuple[list[int], list[float]]:
@@ -29,19 +33,42 @@ def draw(logits: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float
     temperatures = [sampling.temperature or 1.0 for sampling in samplings]
     if any(temperature != 1.0 for temperature in temperatures):
         logits.div_(torch.tensor(temperatures, device=logits.device).unsqueeze(1))
-    logprobs = torch.log_softmax(logits, -1)
-    weights = logprobs.exp()
-    for row, sampling in enumerate(samplings):
-        if sampling.temperature > 0 and (sampling.top_k or sampling.top_p < 1):
-            _truncate(weights[row], sampling)
-    totals = weights.cumsum(-1, dtype=torch.float64)
-    marks = torch.tensor(uniforms, dtype=torch.float64, device=logits.device).unsqueeze(1) * totals[:, -1:]
-    tokens = torch.searchsorted(totals, marks, right=True).clamp_(max=logits.shape[1] - 1)
+    probabilities = torch.softmax(logits, -1)
+    truncated = [row for row, sampling in enumerate(samplings) if sampling.top_k or sampling.top_p < 1]
+    weights = probabilities.clone() if truncated else probabilities
+    for row in truncated:
+        _truncate(weights[row], samplings[row])
+    tokens = _invert(weights, torch.tensor(uniforms, dtype=torch.float64, device=logits.device))
     greedy = [row for row, sampling in enumerate(samplings) if sampling.temperature == 0]
     if greedy:
-        tokens[greedy] = logprobs[greedy].argmax(-1, keepdim=True)
-    chosen = logprobs.gather(1, tokens)
-    return tokens.squeeze(1).tolist(), chosen.squeeze(1).tolist()
+        tokens[greedy] = probabilities[greedy].argmax(-1)
+    chosen = probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1)
+    return tokens.tolist(), chosen.log().tolist()
+
+
+def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Places where the distribution functions of `weights` [rows, vocabulary] pass `uniforms` [rows].
+
+    Blocks are summed first and only the one that is hit is looked through: running sums over a whole vocabulary in
+    float64 take longer than all the rest of a draw.
+    """
+    rows, size = weights.shape
+    num_blocks = -(-size // _BLOCK)
+    blocks = functional.pad(weights, (0, num_blocks * _BLOCK - size)).view(rows, num_blocks, _BLOCK)
+    block, rest = _pass(blocks.sum(-1), uniforms)
+    place, _ = _pass(blocks[torch.arange(rows, device=weights.device), block], rest)
+    return block * _BLOCK + place
+
+
+def _pass(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Where running sums pass the share `uniforms` of the total, and how far into that entry, as a share of it."""
+    sums = weights.cumsum(-1, dtype=torch.float64)
+    # Rounding must not lead past the last entry that weighs anything.
+    marks = (uniforms.unsqueeze(1) * sums[:, -1:]).minimum(sums[:, -1:] * _BELOW_ONE)
+    places = torch.searchsorted(sums, marks, right=True)
+    entry = weights.gather(1, places).double()
+    shares = (marks - (sums.gather(1, places) - entry)) / entry
+    return places.squeeze(1), shares.squeeze(1).clamp(0.0, _BELOW_ONE)
 
 
 def _truncate(weights: Tensor, sampling: Sampling) -> None:

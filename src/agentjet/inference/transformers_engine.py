@@ -18,7 +18,7 @@ import torch
 from transformers import AutoTokenizer
 
 from agentjet.errors import AgentJetError, ContextLengthError, EngineError, UserError
-from agentjet.inference import model_file
+from agentjet.pretrained import model_file
 from agentjet.inference.engine import Draw, EngineLoad, Generation, Tokenizer
 from agentjet.inference.engine_loop import Cancel, Close, EngineLoop, Outcome, WeightUpdate
 from agentjet.inference.policy_model import PolicyModel, choose_device, choose_dtype

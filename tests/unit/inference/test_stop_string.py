@@ -1,6 +1,6 @@
 from tokenizers import Tokenizer
 
-from agentjet.inference import tiny_model
+from agentjet.pretrained import tiny_model
 from agentjet.inference.stop_string import StopWatcher
 
 
