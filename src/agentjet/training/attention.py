@@ -24,8 +24,13 @@ from transformers import AttentionInterface
 from agentjet.merging import Forest
 
 IMPLEMENTATION = "agentjet_tree"
-RUN_LENGTHS = (64, 128, 256, 512)
+RUN_LENGTHS = (32, 64, 128, 256, 512)
 """Candidates for the length of a run, tokens."""
+GATHER_COST = 16
+"""What it costs to gather a key for a run, in query-key pairs."""
+EXPLICIT_ELEMENTS = 2**22
+"""Most attention weights of a layer that are kept for the backward pass on CPU, where that is two to three times as
+fast as the fused kernel."""
 
 
 @dataclass(slots=True)
@@ -38,18 +43,23 @@ class AttentionPlan:
     """[runs, keys] positions gathered for each run; padded with position 0."""
     depth_gap: Tensor
     """[runs, queries, keys] depth of the query less that of the key; -1 where the key is not visible."""
-    _masks: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[int, int, torch.dtype], Tensor] = field(default_factory=dict)
 
-    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """[runs, 1, queries, keys] additive, 0 where visible; cached for all layers. `window` counts depth."""
-        key = (window or 0, dtype)
+    def mask(self, window: int | None, num_shared: int, dtype: torch.dtype) -> Tensor:
+        """[runs, 1, num_shared * queries, keys] additive, 0 where visible; cached for all layers.
+
+        `window` counts depth; `num_shared` query heads of one key head lie side by side.
+        """
+        key = (window or 0, num_shared, dtype)
         if key not in self._masks:
             is_visible = self.depth_gap >= 0
             if window:
                 is_visible &= self.depth_gap < window
             # The least number instead of -inf: a tile of keys without a visible one then has no NaN to carry on.
             hidden = torch.zeros(is_visible.shape, dtype=dtype, device=is_visible.device)
-            self._masks[key] = hidden.masked_fill_(~is_visible, torch.finfo(dtype).min)[:, None]
+            self._masks[key] = hidden.masked_fill_(~is_visible, torch.finfo(dtype).min).repeat(1, num_shared, 1)[
+                :, None
+            ]
         return self._masks[key]
 
 
@@ -57,7 +67,7 @@ def plan_attention(forest: Forest, device: torch.device | str = "cpu") -> Attent
     """The cheapest cut of a forest."""
     segments = _segment_of(forest)
     candidates = [length for length in RUN_LENGTHS if length < forest.num_tokens]
-    length = min([*candidates, forest.num_tokens], key=lambda length: (_num_pairs(forest, length), length))
+    length = min([*candidates, forest.num_tokens], key=lambda length: (_cost(forest, length), length))
     starts = range(0, forest.num_tokens, length)
     paths = [_ancestors(forest, segments, start) for start in starts]
     num_keys = max(map(len, paths)) + length
@@ -89,22 +99,28 @@ def tree_attention(
 
     Query heads of one key head are laid side by side as further queries, so keys and values are never repeated.
     """
-    num_runs, num_keys = tree_plan.keys.shape
+    device, num_runs, num_keys = query.device.type, *tree_plan.keys.shape
     length, num_heads, num_kv_heads, size = tree_plan.run_length, query.shape[1], key.shape[1], query.shape[3]
     num_shared = num_heads // num_kv_heads
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
     padding = num_runs * length - tree_plan.num_tokens
-    queries = pad(query[0], (0, 0, 0, padding)).view(num_kv_heads, num_shared, num_runs, length, size)
+    queries = pad(query[0].to(dtype), (0, 0, 0, padding)).view(num_kv_heads, num_shared, num_runs, length, size)
     queries = queries.permute(2, 0, 1, 3, 4).reshape(num_runs, num_kv_heads, num_shared * length, size)
-    if num_runs == 1:
-        keys, values = key, value
-    else:
+    keys, values = key.to(dtype), value.to(dtype)
+    if num_runs > 1:
         flat = tree_plan.keys.view(-1)
         keys, values = (
             states[0].index_select(1, flat).view(num_kv_heads, num_runs, num_keys, size).transpose(0, 1)
-            for states in (key, value)
+            for states in (keys, values)
         )
-    mask = tree_plan.mask(sliding_window, query.dtype).repeat(1, 1, num_shared, 1)
-    out = scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling)
+    mask = tree_plan.mask(sliding_window, num_shared, dtype)
+    scale = size**-0.5 if scaling is None else scaling
+    if device == "cpu" and num_heads * mask[0, 0, :length].numel() * num_runs <= EXPLICIT_ELEMENTS:
+        with torch.autocast(device, enabled=False):
+            scores = (queries * scale) @ keys.transpose(-1, -2)
+            out = (scores + mask).softmax(-1) @ values
+    else:
+        out = scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
     out = out.view(num_runs, num_heads, length, size).transpose(1, 2).reshape(1, num_runs * length, num_heads, size)
     return out[:, : tree_plan.num_tokens], None
 
@@ -117,10 +133,12 @@ def _segment_of(forest: Forest) -> npt.NDArray[np.int64]:
     return np.repeat(np.arange(len(forest.segments)), [len(segment.ids) for segment in forest.segments])
 
 
-def _num_pairs(forest: Forest, length: int) -> int:
-    """Query-key pairs that a cut computes, padding included."""
+def _cost(forest: Forest, length: int) -> int:
+    """Of a cut into runs, in query-key pairs, padding included."""
     starts = np.arange(0, forest.num_tokens, length)
-    return len(starts) * length * (int(forest.depths[starts].max()) + length)
+    num_keys = int(forest.depths[starts].max()) + length
+    gathered = len(starts) * num_keys * GATHER_COST if len(starts) > 1 else 0
+    return len(starts) * length * num_keys + gathered
 
 
 def _ancestors(forest: Forest, segments: npt.NDArray[np.int64], position: int) -> npt.NDArray[np.int64]:

@@ -1,7 +1,8 @@
 """Log-probs of chosen tokens without the whole vocabulary in memory.
 
-Logits exist for one chunk of rows at a time; the backward pass computes them again. Everything is float32 (or wider),
-whatever the model around it computes in.
+Logits exist for one chunk of rows at a time and are float32 (or wider), whatever the model around them computes in. The
+first chunks keep their probabilities for the backward pass, in the type of the model's gradients; further ones are
+computed again, so that memory does not grow with the number of rows.
 
 Invariant: log-prob = logit / temperature less the log-sum-exp of logits / temperature; never a log-prob divided by the
 temperature.
@@ -15,43 +16,65 @@ from torch import Tensor
 
 CHUNK_ELEMENTS = 2**24
 """Logits that exist at once: 64 MiB of float32."""
+KEPT_ELEMENTS = 2**26
+"""Probabilities that are kept for the backward pass: 128 MiB of bfloat16."""
 
 
 class _ScoredLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, temperature: Tensor, rows: Tensor, targets: Tensor
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        temperature: Tensor,
+        rows: Tensor,
+        targets: Tensor,
+        grad_dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         logprob = hidden.new_empty(len(targets))
         entropy = hidden.new_empty(len(hidden))
-        lse = hidden.new_empty(len(hidden))
+        kept: list[Tensor] = []
+        num_kept = 0
         for start, stop, members in _chunks(rows, hidden, weight):
-            logits = (hidden[start:stop] / temperature[start:stop, None]) @ weight.T
-            lse[start:stop] = logits.logsumexp(-1)
-            local = rows[members] - start
-            logprob[members] = logits[local, targets[members]] - lse[rows[members]]
-            probs = (logits - lse[start:stop, None]).exp_()
-            entropy[start:stop] = lse[start:stop] - torch.linalg.vecdot(probs, logits)
-        ctx.save_for_backward(hidden, weight, temperature, rows, targets, lse)
+            all_logprobs = _logprobs(hidden[start:stop], weight, temperature[start:stop])
+            logprob[members] = all_logprobs[rows[members] - start, targets[members]]
+            probs = all_logprobs.exp()
+            entropy[start:stop] = -torch.linalg.vecdot(probs, all_logprobs)
+            num_kept += probs.numel()
+            if num_kept <= KEPT_ELEMENTS and any(ctx.needs_input_grad):
+                kept.append(probs.to(grad_dtype))
+        ctx.save_for_backward(hidden, weight, temperature, rows, targets, *kept)
+        ctx.grad_dtype = grad_dtype
         ctx.mark_non_differentiable(entropy)
         return logprob, entropy
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        hidden, weight, temperature, rows, targets, lse = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+        hidden, weight, temperature, rows, targets, *kept = ctx.saved_tensors
+        dtype = ctx.grad_dtype
         grad = grads[0]
         grad_hidden = torch.zeros_like(hidden)
         grad_weight = torch.zeros_like(weight)
-        total = hidden.new_zeros(len(hidden)).index_add_(0, rows, grad)
+        total = hidden.new_zeros(len(hidden)).index_add_(0, rows, grad).to(dtype)
+        projection = weight.to(dtype)
         with torch.autocast(hidden.device.type, enabled=False):
-            for start, stop, members in _chunks(rows, hidden, weight):
-                scaled = hidden[start:stop] / temperature[start:stop, None]
+            for index, (start, stop, members) in enumerate(_chunks(rows, hidden, weight)):
+                if index < len(kept):
+                    probs = kept[index]
+                else:
+                    probs = _logprobs(hidden[start:stop], weight, temperature[start:stop]).exp_().to(dtype)
                 # d logprob / d logits = onehot(target) - softmax, summed over the terms of a row.
-                step = (scaled @ weight.T).sub_(lse[start:stop, None]).exp_().mul_(-total[start:stop, None])
-                step.index_put_((rows[members] - start, targets[members]), grad[members], accumulate=True)
-                grad_hidden[start:stop] = (step @ weight) / temperature[start:stop, None]
-                grad_weight.addmm_(step.T, scaled)
-        return grad_hidden, grad_weight, None, None, None
+                step = probs * -total[start:stop, None]
+                step.index_put_((rows[members] - start, targets[members]), grad[members].to(dtype), accumulate=True)
+                scaled = (hidden[start:stop] / temperature[start:stop, None]).to(dtype)
+                grad_hidden[start:stop] = (step @ projection) / temperature[start:stop, None]
+                grad_weight += step.T @ scaled
+        return grad_hidden, grad_weight, None, None, None, None
+
+
+def _logprobs(hidden: Tensor, weight: Tensor, temperature: Tensor) -> Tensor:
+    """[rows, vocab] of one chunk."""
+    return ((hidden / temperature[:, None]) @ weight.T).log_softmax(-1)
 
 
 class _Rounded(torch.autograd.Function):
@@ -75,6 +98,8 @@ def scored_logprobs(
     temperature: Float[Tensor, " rows"],
     rows: Int[Tensor, " terms"],
     targets: Int[Tensor, " terms"],
+    *,
+    grad_dtype: torch.dtype | None = None,
 ) -> tuple[Float[Tensor, " terms"], Float[Tensor, " rows"]]:
     """The log-prob of each term's token, and each row's entropy (no gradient).
 
@@ -84,11 +109,17 @@ def scored_logprobs(
         temperature: Of each row's distribution; above 0.
         rows: [terms] the row that predicts the term, ascending.
         targets: [terms] id of the sampled token.
+        grad_dtype: Type of the backward pass's matrix products; the log-probs' own by default.
     """
     precision = torch.promote_types(hidden.dtype, torch.float32)
     with torch.autocast(hidden.device.type, enabled=False):
         return _ScoredLogProbs.apply(
-            hidden.to(precision), weight.to(precision), temperature.to(precision), rows, targets
+            hidden.to(precision),
+            weight.to(precision),
+            temperature.to(precision),
+            rows,
+            targets,
+            grad_dtype or precision,
         )  # type: ignore[return-value]
 
 

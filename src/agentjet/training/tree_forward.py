@@ -85,8 +85,14 @@ def tree_logprobs(
     weight = model.get_output_embeddings().weight  # type: ignore[union-attr]
     if head_dtype is not None:
         weight = rounded(weight, head_dtype)  # type: ignore[arg-type]
+    device = hidden.device.type
     found, entropy = scored_logprobs(
-        hidden.index_select(0, tree.row_position), weight, tree.row_temperature, tree.term_row, tree.term_id
+        hidden.index_select(0, tree.row_position),
+        weight,
+        tree.row_temperature,
+        tree.term_row,
+        tree.term_id,
+        grad_dtype=torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None,
     )
     # Back from rows to the forest's order; index_put keeps the gradient of each term in its place.
     place = torch.empty_like(tree.term_order)

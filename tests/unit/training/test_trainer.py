@@ -29,8 +29,10 @@ def test_l2_temperature_divides_logits_not_log_probs():
     assert found.item() == pytest.approx(-0.20806, abs=1e-5)
 
 
-def test_the_head_agrees_with_a_plain_log_softmax_in_value_and_gradient(monkeypatch):
+@pytest.mark.parametrize("kept", [0, 7 * 4, 1000])
+def test_the_head_agrees_with_a_plain_log_softmax_in_value_and_gradient(monkeypatch, kept):
     monkeypatch.setattr("agentjet.training.head.CHUNK_ELEMENTS", 7 * 3)
+    monkeypatch.setattr("agentjet.training.head.KEPT_ELEMENTS", kept)
     torch.manual_seed(0)
     hidden = torch.randn(8, 5, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)

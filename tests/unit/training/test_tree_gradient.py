@@ -186,6 +186,14 @@ def test_the_gradient_is_that_of_unmerged_rows(name, shape, monkeypatch):
 
 
 @pytest.mark.usefixtures("exact_norms")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_fused_kernel_gives_the_same_gradient(shape, monkeypatch):
+    monkeypatch.setattr(attention, "EXPLICIT_ELEMENTS", 0)
+    monkeypatch.setattr(attention, "RUN_LENGTHS", (8, 16))
+    assert compare("mistral_window", shape, torch.float64)[1] <= 1e-12
+
+
+@pytest.mark.usefixtures("exact_norms")
 @pytest.mark.parametrize("lengths", [(), (1,), (3,), (64,)])
 def test_the_cut_of_the_forest_changes_nothing(lengths, monkeypatch):
     monkeypatch.setattr(attention, "RUN_LENGTHS", lengths)
