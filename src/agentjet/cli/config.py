@@ -46,7 +46,7 @@ def check(*, target: Target | None = None, files: bool = False) -> None:
 
 def check_files(settings: SwarmSettings) -> None:
     """Raises ModelNotFoundError or ConfigError for the first file that is not on this machine."""
-    from agentjet.inference.model_file import resolve
+    from agentjet.pretrained.model_file import resolve
 
     for model in settings.models.values():
         resolve(model.path)

@@ -91,7 +91,7 @@ def with_text(shown: Mapping[str, Any], model: str) -> dict[str, Any]:
     """The JSON of a record with, beside each list of token ids, its text."""
     from tokenizers import Tokenizer
 
-    from agentjet.inference.model_file import resolve
+    from agentjet.pretrained.model_file import resolve
 
     tokenizer = Tokenizer.from_file(str(resolve(model) / "tokenizer.json"))
 

@@ -90,10 +90,10 @@ async def _demo(recipe: Recipe, folder: Path, num_steps: int, seed: int, is_json
 
 
 def _fetch(model: str, console: Console) -> str:
-    from agentjet.inference.model_file import resolve
+    from agentjet.pretrained.model_file import fetch
 
     console.print(f"model {model}: looking it up, fetching it where it is not cached", highlight=False)
-    return str(resolve(model))
+    return str(fetch(model))
 
 
 async def _first_and_last(swarm: Swarm) -> tuple[Episode | None, Episode | None]:

@@ -140,7 +140,7 @@ def _disk(settings: SwarmSettings) -> Finding:
 
 
 def _cache() -> Finding:
-    from agentjet.inference.model_file import PRESETS, cache_folder
+    from agentjet.pretrained.model_file import PRESETS, cache_folder
 
     folder = cache_folder()
     present = [name for name in PRESETS if (folder / name).is_dir()]

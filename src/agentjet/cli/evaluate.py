@@ -89,7 +89,7 @@ def _model_of(settings: SwarmSettings, model: str) -> str:
 
 def _model_path(settings: SwarmSettings, checkpoint: str, folder: Path) -> str:
     """A checkpoint becomes a plain model folder first: what else lies in it is the learner's."""
-    from agentjet.inference.model_file import PRESETS, is_model_folder
+    from agentjet.pretrained.model_file import PRESETS, is_model_folder
 
     given = Path(checkpoint).expanduser()
     if checkpoint in PRESETS or (is_model_folder(given) and not (given / MANIFEST).is_file()):

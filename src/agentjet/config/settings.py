@@ -84,7 +84,7 @@ class EngineSettings(Section):
     kind: Literal["transformers"] = "transformers"
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """`auto`: bfloat16 where the machine multiplies it fast, else float32."""
-    device: str = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes CUDA where there is one."""
     num_threads: Natural = 0
     """CPU threads; 0 takes every core."""
@@ -153,8 +153,10 @@ class LearnerSettings(Section):
     """Unique tokens computed together."""
     precision: Literal["auto", "bf16", "float32"] = "auto"
     """Arithmetic of the forward pass; master weights are always float32. `auto` follows the engine's dtype."""
-    device: str = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes CUDA where there is one."""
     num_threads: Natural = 0
+    """CPU threads; 0 takes every core."""
     admission_bound: Natural = 0
     """a: batches that may be issued beyond the one that is being collected."""
     straggler_bound: Natural = 0

@@ -282,18 +282,7 @@ class InferenceService:
 
     def _reply(self, request: InferRequest, call: Call) -> InferReply:
         shown = call.completion_ids if request.num_logprobs is not None else ()
-        return InferReply(
-            call=call.call,
-            generation=call.generation,
-            message=call.message,
-            finish_reason=call.finish_reason,
-            usage=call.usage,
-            version=call.versions[-1] if call.versions else "",
-            overridden=call.overridden,
-            completion_ids=call.completion_ids,
-            logprobs=call.logprobs,
-            tokens=tuple(self._template.decode([token], with_specials=True) for token in shown),
-        )
+        return call.reply(tuple(self._template.decode([token], with_specials=True) for token in shown))
 
     def _refuse(self, call: CallId, error: Exception) -> InferReply:
         answer = call_error(error)

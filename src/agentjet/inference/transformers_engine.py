@@ -18,12 +18,12 @@ import torch
 from transformers import AutoTokenizer
 
 from agentjet.errors import AgentJetError, ContextLengthError, EngineError, UserError
-from agentjet.pretrained import model_file
 from agentjet.inference.engine import Draw, EngineLoad, Generation, Tokenizer
 from agentjet.inference.engine_loop import Cancel, Close, EngineLoop, Outcome, WeightUpdate
 from agentjet.inference.policy_model import PolicyModel, choose_device, choose_dtype
 from agentjet.inference.request import Request
 from agentjet.inference.stop_string import StopWatcher
+from agentjet.pretrained import model_file
 from agentjet.schemas.ids import Version
 
 _CLOSE_SECONDS = 30.0

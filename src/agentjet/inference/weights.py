@@ -54,6 +54,8 @@ class WeightsFollower:
         self._published: dict[Version, Weights] = {}
         self._changed = asyncio.Event()
         self._expected: Version | None = None
+        self.expected_since = 0.0
+        """When the wait for `expected` began, seconds since the epoch."""
         self._free = asyncio.Event()
         self._free.set()
         self._ledger, self._ledger_sequence = subject.ledger(run, model), 0
@@ -98,7 +100,7 @@ class WeightsFollower:
 
     def _expect(self, version: Version) -> None:
         if version != self._engine.version and version not in self._published:
-            self._expected = version
+            self._expected, self.expected_since = version, time.time()
             self._free.clear()
             asyncio.get_running_loop().call_later(self._hold_seconds, self._give_up, version)
 

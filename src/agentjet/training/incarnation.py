@@ -29,6 +29,7 @@ from agentjet.config import SwarmSettings
 from agentjet.config.load import config_digest
 from agentjet.config.place import RunPlace
 from agentjet.errors import FencedError, TrainingDivergedError
+from agentjet.pretrained.model_file import resolve
 from agentjet.schemas import subject
 from agentjet.schemas.checkpoint import Checkpoint
 from agentjet.schemas.codec import SCHEMA_HEADER, decode
@@ -151,7 +152,7 @@ class Incarnation:
 
     def _make_trainer(self, base: Checkpoint | None) -> Trainer:
         trainer = Trainer(
-            self._of.path,
+            resolve(self._of.path),
             self._of.learner,
             self._of.algorithm,
             seed=self._settings.run.seed,
@@ -275,8 +276,8 @@ class Incarnation:
         assert self._trainer is not None
         if self._trainer.num_skipped_in_a_row >= self._of.learner.max_nonfinite:
             raise TrainingDivergedError(
-                f"the last {self._trainer.num_skipped_in_a_row} gradients of model {self._model} were not finite; lower "
-                f"models.{self._model}.learner.learning_rate or max_grad_norm, then start again from the last checkpoint"
+                f"the last {self._trainer.num_skipped_in_a_row} gradients of model {self._model} were not finite; "
+                f"lower models.{self._model}.learner.learning_rate, then start again from the last checkpoint"
             )
 
     def _forget(self, group: str) -> None:

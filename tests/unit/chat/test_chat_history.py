@@ -238,7 +238,7 @@ def test_extending_equals_full_rendering_for_append_only_templates(turns, templa
 def test_the_real_smollm2_template_and_tokenizer_continue_exactly():
     from transformers import AutoTokenizer
 
-    from agentjet.inference.model_file import resolve
+    from agentjet.pretrained.model_file import resolve
 
     try:
         folder = resolve("smollm2-135m")

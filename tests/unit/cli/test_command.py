@@ -109,7 +109,7 @@ def test_text_stands_beside_token_ids(folder, monkeypatch):
 
     (folder / "m").mkdir()
     Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")).save(str(folder / "m/tokenizer.json"))
-    monkeypatch.setattr("agentjet.inference.model_file.resolve", lambda name: folder / name)
+    monkeypatch.setattr("agentjet.pretrained.model_file.resolve", lambda name: folder / name)
     shown = with_text({"prompt_ids": [0, 1], "segments": [{"ids": [1]}], "num": 1}, "m")
     assert shown["prompt_ids_text"] == "a b"
     assert shown["segments"][0]["ids_text"] == "b"

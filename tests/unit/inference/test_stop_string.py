@@ -1,7 +1,7 @@
 from tokenizers import Tokenizer
 
-from agentjet.pretrained import tiny_model
 from agentjet.inference.stop_string import StopWatcher
+from agentjet.pretrained import tiny_model
 
 
 class BackedTokenizer:

@@ -12,9 +12,9 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from agentjet.errors import ContextLengthError, EngineError, ModelNotFoundError, UnsupportedArchitectureError
-from agentjet.pretrained import tiny_model
 from agentjet.inference.engine import Draw, Engine, Generation
 from agentjet.inference.transformers_engine import TransformersEngine
+from agentjet.pretrained import tiny_model
 from agentjet.schemas.call import FinishReason
 from agentjet.schemas.ids import Version
 from agentjet.schemas.sampling import Sampling

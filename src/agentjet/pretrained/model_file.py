@@ -24,7 +24,7 @@ from pathlib import Path
 import platformdirs
 
 from agentjet.errors import ModelNotFoundError
-from agentjet.inference import smollm2_wheel, tiny_model
+from agentjet.pretrained import smollm2_wheel, tiny_model
 
 MANIFEST = "agentjet-model.json"
 CACHE_VARIABLE = "AGENTJET_CACHE"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from agentjet.errors import ModelNotFoundError
-from agentjet.inference import model_file, smollm2_wheel, tiny_model
+from agentjet.pretrained import model_file, smollm2_wheel, tiny_model
 
 TOKENIZER: Tokenizer = tiny_model._tokenizer()
 

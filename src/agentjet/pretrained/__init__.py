@@ -1,0 +1,1 @@
+"""Pretrained models on this machine: presets, folders, the user's cache, and their tokenizers."""
