@@ -161,3 +161,18 @@ class Call(Record):
     overridden: Annotated[tuple[str, ...], AsTuple] = ()
     seconds: float = 0.0
     """From taking the request to the last token."""
+
+    def reply(self, tokens: tuple[str, ...] = ()) -> InferReply:
+        """What its caller gets; `tokens` are the completion's texts, where log-probs were asked for."""
+        return InferReply(
+            call=self.call,
+            generation=self.generation,
+            message=self.message,
+            finish_reason=self.finish_reason,
+            usage=self.usage,
+            version=self.versions[-1] if self.versions else "",
+            overridden=self.overridden,
+            completion_ids=self.completion_ids,
+            logprobs=self.logprobs,
+            tokens=tokens,
+        )

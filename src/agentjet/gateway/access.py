@@ -1,0 +1,65 @@
+"""May this key call, and which models: the curriculum's word, cached for a short while.
+
+The cache only saves a question: inference checks every call's key and attempt itself.
+"""
+
+import time
+from collections import OrderedDict
+
+from agentjet.accounting.key import peek
+from agentjet.bus.protocol import Bus
+from agentjet.bus.record import ask
+from agentjet.errors import BusError, KeyRejectedError
+from agentjet.gateway.fault import ApiError
+from agentjet.schemas.claim import Authorization, AuthorizeRequest
+from agentjet.schemas.ids import RunId
+from agentjet.schemas.subject import authorize_service
+
+CACHE_SECONDS = 15.0
+_MAX_CACHED = 8192
+
+
+class Access:
+    """Key checks of one run."""
+
+    def __init__(self, bus: Bus, run: RunId) -> None:
+        self._bus = bus
+        self._run = run
+        self._cache: OrderedDict[str, tuple[Authorization, float]] = OrderedDict()
+
+    async def check(self, key: str) -> Authorization:
+        """What a key may do.
+
+        Raises ApiError: 401 when it may do nothing, 409 when a newer attempt has its ticket, 503 when nobody can tell.
+        """
+        cached = self._cache.get(key)
+        if cached is not None and time.monotonic() < cached[1]:
+            return cached[0]
+        self._check_form(key)
+        try:
+            answer = await ask(self._bus, authorize_service(self._run), AuthorizeRequest(key=key), Authorization)
+        except BusError as error:
+            raise ApiError(503, "unavailable", f"the key can not be checked now: {error}; try again") from error
+        if not answer.granted and answer.reason == "superseded":
+            raise ApiError(409, "superseded", "a newer attempt plays this key's ticket; stop this episode")
+        if not answer.granted:
+            raise ApiError(401, "invalid_api_key", f"the key is refused: {answer.reason}")
+        self._cache[key] = (answer, time.monotonic() + CACHE_SECONDS)
+        while len(self._cache) > _MAX_CACHED:
+            self._cache.popitem(last=False)
+        return answer
+
+    def forget(self, key: str) -> None:
+        """Ask again next time."""
+        self._cache.pop(key, None)
+
+    def _check_form(self, key: str) -> None:
+        if not key:
+            raise ApiError(401, "invalid_api_key", "there is no key; send `Authorization: Bearer <key>`")
+        try:
+            claimed = peek(key)
+        except KeyRejectedError as error:
+            raise ApiError(401, "invalid_api_key", str(error)) from None
+        if claimed.run != self._run:
+            why = f"this key is of run {claimed.run}, this gateway serves {self._run}; use that run's gateway"
+            raise ApiError(401, "invalid_api_key", why)

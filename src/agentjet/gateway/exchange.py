@@ -1,0 +1,165 @@
+"""Questions to inference and their answers over the bus.
+
+Invariants:
+
+- A question ends in one reply, an error, or a cancellation that inference hears of.
+- A reply that is lost on the way is found in CALLS; a question that is lost is published again under the same call id.
+- All answers come to one inbox, so a question costs no subscription.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator
+
+import structlog
+
+from agentjet.bus import record
+from agentjet.bus.clock import BusClock
+from agentjet.bus.protocol import Bus, Subscription
+from agentjet.errors import BusError, BusFullError, RecordError
+from agentjet.gateway.fault import ApiError
+from agentjet.schemas import subject
+from agentjet.schemas.call import Call, FinishReason, InferDelta, InferReply, InferRequest
+from agentjet.schemas.codec import decode
+from agentjet.schemas.event import Event
+from agentjet.schemas.ids import CallId, RunId, TicketId
+from agentjet.schemas.subject import Stream, stream_name
+
+log = structlog.get_logger(__name__)
+
+LOOK_SECONDS = 5.0
+Answer = InferDelta | InferReply
+
+
+class Exchange:
+    """Asks inference; one for each gateway."""
+
+    def __init__(self, bus: Bus, run: RunId, *, look_seconds: float = LOOK_SECONDS) -> None:
+        self._bus = bus
+        self._run = run
+        self._look_seconds = look_seconds
+        self._inbox = bus.inbox()
+        self._waiting: dict[CallId, set[asyncio.Queue[Answer]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._reader: asyncio.Task[None] | None = None
+        self.clock = BusClock()
+
+    async def start(self) -> None:
+        """Open the inbox and learn the bus's time. BusError when the bus is away."""
+        subscription = await self._bus.subscribe(self._inbox)
+        self._reader = asyncio.create_task(self._read(subscription))
+        event = Event(run=self._run, actor="gateway", kind="started")
+        where = subject.event(self._run, event.actor, event.kind)
+        sequence = await record.put(self._bus, self._run, Stream.EVENTS, where, event)
+        stored = await self._bus.get(stream_name(self._run, Stream.EVENTS), sequence)
+        if stored is not None:
+            self.clock.observe(stored.time)
+
+    async def close(self) -> None:
+        """Close the inbox; open questions are cancelled by their askers."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=2.0)
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+
+    def is_open(self, call: CallId) -> bool:
+        """Whether someone waits for a call's answer."""
+        return call in self._waiting
+
+    async def stored(self, model: str, ticket: str, attempt: int, call: CallId) -> Call | None:
+        """A finished call in CALLS; None when there is none, or its caller had gone."""
+        where = subject.call(self._run, model, TicketId(ticket), attempt, call)
+        found = await record.last(Call, self._bus, self._run, Stream.CALLS, where)
+        return None if found is None or found[1].finish_reason is FinishReason.CANCELLED else found[1]
+
+    async def ask(self, request: InferRequest, ticket: str, attempt: int) -> AsyncGenerator[Answer]:
+        """Deltas as they come, then the reply. Closing the generator early cancels the call.
+
+        Raises ApiError: 429 when too many wait, 503 when the bus is away, 504 at the deadline, and what inference says.
+        """
+        deadline = time.monotonic() + request.deadline - self.clock.now()
+        queue: asyncio.Queue[Answer] = asyncio.Queue()
+        self._waiting.setdefault(request.call, set()).add(queue)
+        is_over = False
+        try:
+            sequence = await self._publish(request)
+            while not is_over:
+                answer = await self._next(queue, min(self._look_seconds, deadline - time.monotonic()))
+                if answer is None and time.monotonic() >= deadline:
+                    raise ApiError(504, "timeout", f"model {request.model!r} did not answer in time; is its engine up?")
+                if answer is None:
+                    answer, sequence = await self._look(request, ticket, attempt, sequence)
+                if answer is not None:
+                    is_over = isinstance(answer, InferReply)
+                    yield answer
+        finally:
+            self._leave(request.call, queue, is_over=is_over)
+
+    async def _read(self, subscription: Subscription) -> None:
+        try:
+            async for message in subscription.messages():
+                try:
+                    answer = decode(message.headers, message.payload)
+                except RecordError as error:
+                    log.warning("an answer can not be read", error=str(error))
+                    continue
+                if isinstance(answer, InferDelta | InferReply):
+                    for queue in self._waiting.get(answer.call, ()):
+                        queue.put_nowait(answer)
+        finally:
+            await subscription.close()
+
+    async def _publish(self, request: InferRequest) -> int:
+        where = subject.infer(self._run, request.model)
+        ttl_seconds = max(request.deadline - self.clock.now(), 1.0)
+        try:
+            return await record.put(
+                self._bus, self._run, Stream.INFER, where, request, ttl_seconds=ttl_seconds, reply=self._inbox
+            )
+        except BusFullError as error:
+            raise ApiError(429, "rate_limit_exceeded", f"too many questions wait: {error}; try again") from error
+        except BusError as error:
+            raise ApiError(503, "unavailable", f"the question could not be sent: {error}; try again") from error
+        except (ValueError, OverflowError, RecursionError) as error:
+            raise ApiError(400, "invalid_body", f"the request can not be written to the bus: {error}") from error
+
+    async def _next(self, queue: asyncio.Queue[Answer], seconds: float) -> Answer | None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(seconds, 0.0)):
+                return await queue.get()
+        return None
+
+    async def _look(
+        self, request: InferRequest, ticket: str, attempt: int, sequence: int
+    ) -> tuple[InferReply | None, int]:
+        """After a silence: the stored reply if there is one; else ask again if the question is gone."""
+        try:
+            call = await self.stored(request.model, ticket, attempt, request.call)
+            if call is not None:
+                return call.reply(), sequence
+            if await self._bus.get(stream_name(self._run, Stream.INFER), sequence) is None:
+                log.warning("a question was lost; asking again", call=request.call)
+                return None, await self._publish(request)
+        except BusError as error:
+            log.warning("waiting for the bus", call=request.call, error=str(error))
+        return None, sequence
+
+    def _leave(self, call: CallId, queue: asyncio.Queue[Answer], *, is_over: bool) -> None:
+        others = self._waiting[call]
+        others.discard(queue)
+        if others:
+            return
+        del self._waiting[call]
+        if not is_over:
+            # In a task of its own: the caller's may be cancelled again at each wait.
+            task = asyncio.create_task(self._cancel(call))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _cancel(self, call: CallId) -> None:
+        try:
+            await self._bus.send(subject.cancel(self._run, call), b"")
+        except BusError as error:
+            log.warning("a cancellation was not sent", call=call, error=str(error))

@@ -1,0 +1,392 @@
+"""The gateway with OpenAI's own client, a real HTTP server, and the inference service behind a memory bus."""
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager
+
+import httpx
+import openai
+import pytest
+from chat_models import QWEN, RUN, user
+from openai import AsyncOpenAI
+from small_swarm import SECRET, SmallSwarm
+
+from agentjet.accounting.key import Key, sign
+from agentjet.bus.memory import MemoryBus
+from agentjet.config.settings import GatewaySettings
+from agentjet.errors import EngineError, UserError
+from agentjet.gateway import ApiError, Gateway
+from agentjet.gateway.exchange import Exchange
+from agentjet.schemas.call import FinishReason, InferDelta
+from agentjet.schemas.codec import encode
+from agentjet.schemas.subject import Stream, infer, stream_name
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+class Site:
+    """A swarm, a gateway, and clients."""
+
+    def __init__(self, swarm, gateway, url):
+        self.swarm, self.gateway, self.url = swarm, gateway, url
+
+    @asynccontextmanager
+    async def client(self, key, **options):
+        async with AsyncOpenAI(base_url=self.url, api_key=key, max_retries=0, **options) as client:
+            yield client
+
+    async def say(self, key, text="q", **fields):
+        async with self.client(key) as client:
+            return await client.chat.completions.create(model="m", messages=[user(text)], **fields)
+
+
+@asynccontextmanager
+async def site(bus: MemoryBus, *args, settings=None, **options):
+    async with SmallSwarm(bus, *args, **options).running() as swarm:
+        gateway = Gateway(bus, RUN, settings or GatewaySettings())
+        url = await gateway.start()
+        try:
+            yield Site(swarm, gateway, url)
+        finally:
+            await gateway.close()
+
+
+@pytest.fixture
+async def here(memory_bus):
+    async with site(memory_bus) as here:
+        yield here
+
+
+async def until(is_true, seconds=3.0):
+    async with asyncio.timeout(seconds):
+        while not is_true():
+            await asyncio.sleep(0.005)
+
+
+async def test_a_chat_of_several_turns_continues_its_ids(here):
+    key = await here.swarm.claim()
+    messages = [user("a")]
+    async with here.client(key) as client:
+        for _ in range(3):
+            answer = await client.chat.completions.create(model="m", messages=messages, max_tokens=8)
+            messages += [answer.choices[0].message, user("more")]
+    calls = await here.swarm.calls()
+    assert answer.choices[0].message.content == "hi"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.completion_tokens == len(calls[-1].completion_ids)
+    assert answer.system_fingerprint == "0-0"
+    assert [call.parent for call in calls] == [None, calls[0].call, calls[1].call]
+    assert here.gateway.session(key).calls == {"m": [call.call for call in calls]}
+
+
+async def test_a_stream_joins_to_the_content(here):
+    here.swarm.engine.reply = "low é 12 hi"
+    key = await here.swarm.claim()
+    async with here.client(key) as client:
+        chunks = [
+            chunk
+            async for chunk in await client.chat.completions.create(
+                model="m", messages=[user("q")], stream=True, stream_options={"include_usage": True}
+            )
+        ]
+    texts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(texts) == "low é 12 hi"
+    assert len(texts) > 3
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].usage.completion_tokens > 5
+    assert len(here.gateway.session(key).calls["m"]) == 1
+
+
+async def test_tool_calls_whole_and_streamed(memory_bus):
+    async with site(memory_bus, f"see\n{CALL}", template=QWEN) as here:
+        key = await here.swarm.claim()
+        whole = (await here.say(key, tools=[ADD])).choices[0]
+        async with here.client(key) as client:
+            stream = await client.chat.completions.create(model="m", messages=[user("q")], tools=[ADD], stream=True)
+            chunks = [chunk.choices[0] async for chunk in stream]
+    assert whole.finish_reason == chunks[-1].finish_reason == "tool_calls"
+    assert whole.message.tool_calls[0].function.arguments == '{"a":1}'
+    assert whole.message.content == "".join(chunk.delta.content or "" for chunk in chunks) == "see"
+    (streamed,) = [chunk.delta.tool_calls[0] for chunk in chunks if chunk.delta.tool_calls]
+    assert (streamed.index, streamed.function.name, streamed.function.arguments) == (0, "add", '{"a":1}')
+
+
+async def test_a10_malformed_tool_json_reaches_the_agent_as_text(memory_bus):
+    async with site(memory_bus, '<tool_call>{"a": 1,', template=QWEN) as here:
+        answer = await here.say(await here.swarm.claim(), tools=[ADD])
+    assert answer.choices[0].message.content == '<tool_call>{"a": 1,'
+    assert answer.choices[0].message.tool_calls is None
+
+
+async def test_choices_and_log_probs(here):
+    key = await here.swarm.claim()
+    answer = await here.say(key, n=3, logprobs=True, seed=1)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    content = answer.choices[0].logprobs.content
+    assert [(entry.token, entry.logprob) for entry in content] == [("hi", -0.5), ("<|im_end|>", -0.5)]
+    assert len(here.gateway.session(key).calls["m"]) == 3
+    assert len({generation.sampling.seed for generation in here.swarm.engine.generations}) == 3
+
+
+async def test_several_streamed_choices(here):
+    async with here.client(await here.swarm.claim()) as client:
+        stream = await client.chat.completions.create(model="m", messages=[user("q")], n=2, stream=True, logprobs=True)
+        chunks = [chunk.choices[0] async for chunk in stream]
+    for index in (0, 1):
+        assert "".join(c.delta.content or "" for c in chunks if c.index == index) == "hi"
+    assert sum(bool(chunk.logprobs) for chunk in chunks) == 2
+
+
+async def test_models_are_those_of_the_key(here):
+    async with here.client(await here.swarm.claim()) as client:
+        assert [model.id async for model in client.models.list()] == ["m"]
+        assert (await client.models.retrieve("m")).id == "m"
+        with pytest.raises(openai.NotFoundError):
+            await client.models.retrieve("gpt")
+
+
+async def test_l9_a_model_that_is_not_served_is_refused_with_the_names(here):
+    async with here.client(await here.swarm.claim()) as client:
+        with pytest.raises(openai.NotFoundError, match="ask for one of: m") as caught:
+            await client.chat.completions.create(model="gpt-4", messages=[user("q")])
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+
+
+@pytest.mark.parametrize(
+    "key", ["none", sign(b"x" * 32, Key(RUN, "g-0.0.0", 1, 2e9)), sign(SECRET, Key("o", "t", 1, 2e9))]
+)
+async def test_a_bad_key_is_refused(here, key):
+    with pytest.raises(openai.AuthenticationError) as caught:
+        await here.say(key)
+    assert caught.value.code == "invalid_api_key"
+
+
+async def test_an_older_attempts_key_is_superseded(here):
+    old = await here.swarm.claim()
+    await here.swarm.claim()
+    with pytest.raises(openai.ConflictError):
+        await here.say(old)
+
+
+async def test_a1_every_third_failing_call_is_an_error_and_not_answered(here):
+    calls = []
+
+    def flaky(prompt):
+        calls.append(prompt)
+        if len(calls) % 3 == 0:
+            raise EngineError("lost")
+        return "hi"
+
+    here.swarm.engine.reply = flaky
+    key = await here.swarm.claim()
+    failures = 0
+    for index in range(6):
+        try:
+            await here.say(key, str(index))
+        except openai.InternalServerError as error:
+            failures += 1
+            assert error.status_code == 503
+            assert "lost" in str(error)
+    session = here.gateway.session(key)
+    assert (failures, len(session.calls["m"]), session.num_requests) == (2, 4, 6)
+    assert [call.call for call in await here.swarm.calls()] == session.calls["m"]
+
+
+async def test_n1_a_prompt_over_the_context_sets_the_stop_reason(memory_bus):
+    async with site(memory_bus, context_length=30) as here:
+        key = await here.swarm.claim()
+        with pytest.raises(openai.BadRequestError) as caught:
+            await here.say(key, "a long question" * 5)
+        assert caught.value.code == "context_length_exceeded"
+        assert here.gateway.session(key).stop_reason == "context"
+
+
+async def test_a16_a_private_field_is_refused_by_name(here):
+    with pytest.raises(openai.BadRequestError, match="guided_json") as caught:
+        await here.say(await here.swarm.claim(), extra_body={"guided_json": "{}"})
+    assert caught.value.param == "guided_json"
+
+
+async def test_l3_overridden_fields_are_reported_once(here):
+    key = await here.swarm.claim()
+    async with here.client(key) as client:
+        ask = client.chat.completions.with_raw_response.create
+        fields = {"model": "m", "messages": [user("q")], "top_p": 0.5, "presence_penalty": 1.0}
+        first, second = await ask(**fields), await ask(**fields)
+    assert first.headers["x-agentjet-overridden"] == "presence_penalty, top_p"
+    assert "x-agentjet-overridden" not in second.headers
+    assert here.gateway.session(key).overridden == ["presence_penalty", "top_p"]
+    assert here.swarm.engine.generations[0].sampling.top_p == 1.0
+
+
+async def test_the_agent_header_separates_histories(here):
+    key = await here.swarm.claim()
+    await here.say(key, extra_headers={"x-agentjet-agent": "scout"})
+    assert (await here.swarm.calls())[0].agent == "scout"
+
+
+async def test_closing_a_stream_cancels_the_generation(here):
+    here.swarm.engine.go.clear()
+    key = await here.swarm.claim()
+    async with here.client(key) as client:
+        stream = await client.chat.completions.create(model="m", messages=[user("q")], stream=True)
+        await anext(aiter(stream))
+        await stream.close()
+    await until(lambda: here.swarm.engine.num_closed == 1)
+    assert here.gateway.session(key).calls.get("m", []) == []
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_leaving_before_the_first_token_cancels_the_call(memory_bus, is_streamed):
+    opened = asyncio.Event()
+    swarm = SmallSwarm(memory_bus)
+    swarm.service = swarm.new_service(admit=opened.wait)
+    async with swarm.running():
+        gateway = Gateway(memory_bus, RUN, GatewaySettings())
+        url = await gateway.start()
+        key = await swarm.claim()
+        async with AsyncOpenAI(base_url=url, api_key=key, max_retries=0, timeout=0.2) as client:
+            with pytest.raises(openai.APITimeoutError):
+                await client.chat.completions.create(model="m", messages=[user("q")], stream=is_streamed)
+        await until(lambda: swarm.service.metrics()["num_waiting"] == 0)
+        assert not swarm.engine.generations
+        await gateway.close()
+
+
+async def test_a_retry_after_a_lost_answer_returns_the_recorded_call(here):
+    key, headers = await here.swarm.claim(), {"Idempotency-Key": "turn-1"}
+    first = await here.say(key, extra_headers=headers)
+    again = await here.say(key, extra_headers=headers)
+    assert again.id == first.id
+    assert len(await here.swarm.calls()) == 1
+    assert len(here.gateway.session(key).calls["m"]) == 1
+
+
+async def test_two_equal_requests_are_two_samples(here):
+    key = await here.swarm.claim()
+    first, second = await here.say(key), await here.say(key)
+    assert first.id != second.id
+    assert len(here.gateway.session(key).calls["m"]) == 2
+
+
+async def test_a_marked_retry_after_a_disconnect_never_gets_a_cut_reply(here):
+    here.swarm.engine.go.clear()
+    key = await here.swarm.claim()
+    async with here.client(key, timeout=0.2) as client:
+        with pytest.raises(openai.APITimeoutError):
+            await client.chat.completions.create(model="m", messages=[user("q")])
+    await until(lambda: here.swarm.engine.num_closed == 1)
+    here.swarm.engine.go.set()
+    answer = await here.say(key, extra_headers={"x-stainless-retry-count": "1"})
+    assert answer.choices[0].message.content == "hi"
+    calls = await here.swarm.calls()
+    assert [call.finish_reason for call in calls] == [FinishReason.CANCELLED, FinishReason.STOP]
+    assert here.gateway.session(key).calls["m"] == [calls[1].call]
+
+
+async def test_a_call_without_http(here):
+    key = await here.swarm.claim()
+    answer = await here.gateway.complete(key, {"model": "m", "messages": [user("q")]}, agent="a")
+    assert answer["choices"][0]["message"]["content"] == "hi"
+    with pytest.raises(ApiError, match="stream"):
+        await here.gateway.complete(key, {"model": "m", "messages": [user("q")], "stream": True})
+    here.gateway.forget(key)
+    assert here.gateway.session(key).num_requests == 0
+
+
+async def test_a_reply_that_was_lost_is_found_in_calls(memory_bus):
+    swarm = SmallSwarm(memory_bus)
+    async with swarm.running():
+        exchange = Exchange(memory_bus, RUN, look_seconds=0.05)
+        await exchange.start()
+        key = await swarm.claim()
+        request = swarm.request(key, [user("q")])
+        _, reply = await swarm.ask(request)
+        swarm.service.cancel(request.call)  # from now on the service drops this question
+        answers = [a async for a in exchange.ask(request, "g-0.0.0", 1)]
+        assert answers == [reply]
+        await exchange.close()
+
+
+async def test_a_question_that_was_lost_is_asked_again(memory_bus):
+    swarm = SmallSwarm(memory_bus)
+    await swarm.prepare()
+    exchange = Exchange(memory_bus, RUN, look_seconds=0.05)
+    await exchange.start()
+    request = swarm.request(await swarm.claim(), [user("q")])
+    asked = asyncio.create_task(anext(exchange.ask(request, "g-0.0.0", 1)))
+    stream = stream_name(RUN, Stream.INFER)
+    await asyncio.sleep(0.02)
+    await memory_bus.purge(stream, below_sequence=2)
+    await asyncio.sleep(0.1)
+    again = await memory_bus.last(stream, infer(RUN, "m"))
+    assert again is not None
+    assert again.sequence > 1
+    await swarm.service.handle(again)
+    assert (await asked).message["content"] == "hi"
+    await exchange.close()
+
+
+async def test_an_engine_that_never_answers_is_a_timeout(memory_bus):
+    swarm = SmallSwarm(memory_bus)
+    await swarm.prepare()
+    settings = GatewaySettings(request_seconds=0.1)
+    async with memory_bus.serve(f"aj.{RUN}.rpc.authorize", swarm.authorize, queue="q"):
+        gateway = Gateway(memory_bus, RUN, settings)
+        with pytest.raises(ApiError, match="is its engine up") as caught:
+            await gateway.complete(await swarm.claim(), {"model": "m", "messages": [user("q")]})
+        assert caught.value.status == 504
+        await gateway.close()
+
+
+async def test_without_a_curriculum_the_key_can_not_be_checked(memory_bus):
+    swarm = SmallSwarm(memory_bus)
+    await swarm.prepare()
+    gateway = Gateway(memory_bus, RUN, GatewaySettings())
+    with pytest.raises(ApiError) as caught:
+        await gateway.complete(await swarm.claim(), {"model": "m", "messages": [user("q")]})
+    assert caught.value.status == 503
+    await gateway.close()
+
+
+async def test_a_second_generation_is_never_spliced_into_a_stream(here):
+    here.swarm.engine.go.clear()
+    here.swarm.engine.reply = "low low"
+    key = await here.swarm.claim()
+    async with here.client(key) as client:
+        stream = aiter(await client.chat.completions.create(model="m", messages=[user("q")], stream=True))
+        await anext(stream)
+        call = next(iter(here.gateway._exchange._waiting))
+        headers, body = encode(InferDelta(call=call, generation="other", index=1, text="x"))
+        await here.swarm.bus.send(here.gateway._exchange._inbox, body, headers=headers)
+        with pytest.raises(openai.APIError, match="engine was lost"):
+            await anext(stream)
+
+
+async def test_a_body_over_the_limit_is_refused(memory_bus):
+    async with site(memory_bus, settings=GatewaySettings(max_body_bytes=500)) as here:
+        with pytest.raises(openai.APIStatusError) as caught:
+            await here.say(await here.swarm.claim(), "x" * 1000)
+    assert caught.value.status_code == 413
+
+
+async def test_broken_json_and_unknown_paths_are_shaped_errors(here):
+    key = await here.swarm.claim()
+    async with httpx.AsyncClient(headers={"Authorization": f"Bearer {key}"}) as client:
+        broken = await client.post(f"{here.url}/chat/completions", content=b"{")
+        unknown = await client.get(f"{here.url}/embeddings")
+        wrong = await client.get(f"{here.url}/chat/completions")
+    assert [response.status_code for response in (broken, unknown, wrong)] == [400, 404, 405]
+    assert all(set(response.json()["error"]) == {"message", "type", "param", "code"} for response in (broken, unknown))
+
+
+async def test_a_port_in_use_is_one_sentence(memory_bus):
+    swarm = SmallSwarm(memory_bus)
+    await swarm.prepare()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        gateway = Gateway(memory_bus, RUN, GatewaySettings(port=taken.getsockname()[1]))
+        with pytest.raises(UserError, match="the port is in use"):
+            await gateway.start()
+        await gateway.close()
