@@ -16,7 +16,7 @@ from agentjet.config.settings import PoolSettings, SwarmSettings
 from agentjet.curriculum.board import Board
 from agentjet.curriculum.dataset import TaskOrder, task_seed
 from agentjet.curriculum.plan import EvalPlan
-from agentjet.errors import FencedError
+from agentjet.errors import ConfigError, FencedError
 from agentjet.schemas.claim import OfferRequest
 from agentjet.schemas.ids import RunId, Version
 from agentjet.schemas.ledger import CurriculumStart, GroupDrop, GroupIssue, LearnerStart, LearnerStep
@@ -63,6 +63,23 @@ class Course:
     def training_pools(self) -> tuple[str, ...]:
         """Pools whose episodes train; a weight of 0 keeps a pool for evaluation."""
         return tuple(pool for pool in self.settings.pools if self._is_trained(pool))
+
+    def least_group(self, pool: str) -> int:
+        """Fewest members with which a group of the pool can train every model of its."""
+        models = self.settings.trained_models(pool)
+        return max((self.settings.models[model].algorithm.min_group for model in models), default=1)
+
+    def check(self) -> None:
+        """ConfigError when the settings can not lead to an end."""
+        for pool in self.training_pools:
+            size, least = self.settings.pools[pool].group_size, self.least_group(pool)
+            if size < least:
+                raise ConfigError(
+                    f"pools.{pool}.group_size is {size}, but algorithm.min_group of its models is {least}, so "
+                    "every group would be dropped; make the groups larger or min_group smaller"
+                )
+        if self.settings.eval.pool and not self.num_eval_tasks:
+            raise ConfigError(f"eval.pool: pool {self.settings.eval.pool} has no tasks of its own; set its `tasks`")
 
     # What is known
 

@@ -23,7 +23,7 @@ from agentjet.curriculum.outlook import Outlook
 from agentjet.curriculum.purge import Purge
 from agentjet.curriculum.service import ClaimDesk, serving
 from agentjet.curriculum.sweep import Sweep, publish_tickets
-from agentjet.errors import BusError, BusUnavailableError, ConfigError, FencedError, RecordError, RecordTooLargeError
+from agentjet.errors import BusError, BusUnavailableError, FencedError, RecordError, RecordTooLargeError
 from agentjet.schemas import subject
 from agentjet.schemas.claim import Claim, OfferReply, OfferRequest
 from agentjet.schemas.ids import RunId
@@ -51,6 +51,10 @@ class Curriculum:
         secret: Signs the keys of episodes.
         sweep_seconds: How often lost tickets are looked for.
         tick_seconds: How often deadlines are looked at, and the longest that any change may go unnoticed.
+
+    Raises:
+        ConfigError: The settings can not lead to an end.
+        TaskDataError: A data set is broken.
     """
 
     def __init__(
@@ -85,8 +89,7 @@ class Curriculum:
         self._fenced: FencedError | None = None
         self._ledger_sequence = 0
         self._scores_sequence = 0
-        if settings.eval.pool and not self._course.num_eval_tasks:
-            raise ConfigError(f"eval.pool: pool {settings.eval.pool} has no tasks of its own; set its `tasks`")
+        self._course.check()
 
     async def run(self) -> None:
         """Lead the run to its end; returns after RunFinish.
@@ -269,6 +272,10 @@ class Curriculum:
         """Tickets for a client's own task; the same client's group gets the same tickets."""
         if request.run != self._run or request.pool not in self._course.training_pools:
             return OfferReply(granted=False, reason=f"run {self._run} trains no pool {request.pool!r}")
+        if request.size < (least := self._course.least_group(request.pool)):
+            return OfferReply(
+                granted=False, reason=f"a group of {request.size} trains nobody: at least {least} are needed"
+            )
         try:
             issue = self._known(request) or await self._issue(lambda: self._offered(request)) or self._known(request)
         except RecordTooLargeError as error:

@@ -32,7 +32,7 @@ def tasks(tmp_path):
 def settings_of(tasks, *, run=None, pool=None, learner=None, **sections):
     pools = {"guess": {"workflow": "agent.py:run", "tasks": tasks, "group_size": 2} | (pool or {})}
     learners = {"batch_groups": 2, "admission_bound": 0} | (learner or {})
-    models = {"small": {"path": "tiny", "learner": learners}}
+    models = {"small": {"path": "tiny", "learner": learners, "algorithm": {"min_group": 1}}}
     return SwarmSettings.model_validate({"run": run or {}, "pools": pools, "models": models} | sections)
 
 
@@ -376,7 +376,7 @@ async def offer(swarm, group, size=2):
 
 
 def own_pool(**changes):
-    models = {"small": {"path": "tiny", "learner": {"batch_groups": 1}}}
+    models = {"small": {"path": "tiny", "learner": {"batch_groups": 1}, "algorithm": {"min_group": 1}}}
     return SwarmSettings.model_validate({"pools": {"own": changes}, "models": models})
 
 
@@ -430,6 +430,18 @@ async def test_an_evaluation_pool_without_tasks_is_refused(swarm):
     settings = SwarmSettings.model_validate({"pools": {"own": {}}, "models": models, "eval": {"pool": "own"}})
     with pytest.raises(ConfigError, match="pool own has no tasks"):
         Curriculum(swarm.bus, swarm.run, settings, SECRET)
+
+
+async def test_r5_groups_too_small_to_train_are_refused(swarm, tasks):
+    models = {"small": {"path": "tiny"}}
+    pools = {"guess": {"tasks": tasks, "group_size": 1}}
+    with pytest.raises(
+        ConfigError, match=r"pools.guess.group_size is 1, but algorithm.min_group of its models is 2, so every"
+    ):
+        Curriculum(swarm.bus, swarm.run, SwarmSettings.model_validate({"pools": pools, "models": models}), SECRET)
+    async with swarm.curriculum(SwarmSettings.model_validate({"pools": {"own": {}}, "models": models})):
+        await asyncio.sleep(0.2)
+        assert (await offer(swarm, "g1", size=1)).reason == "a group of 1 trains nobody: at least 2 are needed"
 
 
 async def test_the_ledger_chain_refuses_a_writer_that_was_overtaken(swarm):

@@ -1,0 +1,194 @@
+import json
+from dataclasses import asdict
+
+from agentjet.accounting.audit import Audit, Difference
+from agentjet.schemas.ids import GroupId, RunId, SlotId, TicketId, TicketName
+from agentjet.schemas.ledger import CurriculumStart, DropReason, GroupDrop, GroupIssue, LearnerStart, LearnerStep
+from agentjet.schemas.score import Outcome, Score
+from agentjet.schemas.task import EpisodeKind, Ticket
+
+RUN = RunId("run-abc")
+
+
+class Log:
+    """A run written by hand; each record one second after the one before."""
+
+    def __init__(self):
+        self.audit, self.now, self.sequence = Audit(), 100.0, 0
+        self.write(CurriculumStart(run=RUN, incarnation=1, config_digest="c"))
+        self.write(
+            LearnerStart(run=RUN, model="m", incarnation=1, base_step=0, cursor=1, config_digest="c", fold_digest="f")
+        )
+
+    def tick(self):
+        self.now += 1.0
+        return self.now
+
+    def write(self, record):
+        self.sequence += 1
+        self.audit.ledger(self.sequence, self.tick(), record)
+
+    def issue(self, index, *, kind=EpisodeKind.TRAIN, rank=None, size=2):
+        is_training = kind is EpisodeKind.TRAIN
+        self.write(
+            GroupIssue(
+                run=RUN,
+                pool="p",
+                index=index,
+                kind=kind,
+                position=index,
+                size=size,
+                seed=1,
+                models=("m",),
+                ranks={"m": index if rank is None else rank} if is_training else {},
+                deadline_seconds=1.0,
+                max_offers=2,
+            )
+        )
+
+    def end(self, ticket):
+        self.audit.end(TicketId(ticket), self.tick())
+
+    def score(self, text, outcome=Outcome.SCORED):
+        name = TicketName.parse(text)
+        ticket = Ticket(
+            run=RUN,
+            pool="p",
+            group=name.group,
+            member=name.member,
+            offer=name.offer,
+            group_size=2,
+            max_offers=2,
+            models=("m",),
+            seed=1,
+            deadline_seconds=1.0,
+        )
+        self.audit.score(Score(run=RUN, ticket=ticket, attempt=1, outcome=outcome), self.tick())
+
+    def sample(self, slot, *, is_sample=True):
+        self.audit.sample("m", SlotId(slot), self.tick(), is_sample=is_sample)
+
+    def step(self, number, members, groups):
+        self.write(
+            LearnerStep(
+                run=RUN,
+                model="m",
+                incarnation=1,
+                step=number,
+                cursor=1,
+                members=tuple(members),
+                groups=tuple(GroupId(group) for group in groups),
+                digest="d",
+            )
+        )
+
+    def whole(self, index):
+        """A group that went all the way to its samples."""
+        self.issue(index)
+        for member in (0, 1):
+            self.end(f"p-{index}.{member}.0")
+            self.score(f"p-{index}.{member}.0")
+            self.sample(f"p-{index}.{member}")
+
+    def report(self):
+        return self.audit.report(self.now)
+
+
+def test_a_run_that_is_through_has_no_differences():
+    log = Log()
+    log.whole(0)
+    log.whole(1)
+    log.step(1, ["p-0.0", "p-0.1"], ["p-0"])
+    log.write(GroupDrop(run=RUN, model="m", incarnation=1, group=GroupId("p-1"), rank=1, reason=DropReason.CONSTANT))
+    report = log.report()
+    assert (report.groups, report.issued, report.ended, report.scored, report.sampled) == (2, 4, 4, 4, 4)
+    assert (report.settled, report.trained, report.dropped, report.lost, report.duplicated) == (4, 2, 1, 0, 0)
+    differences = (report.issued_not_ended, report.ended_not_scored)
+    differences += (report.scored_not_sampled, report.sampled_not_settled)
+    assert differences == (Difference(),) * 4
+    assert report.states == {"scored": 4}
+    assert report.counts()["settled"] == 4
+    assert json.loads(json.dumps(asdict(report)))["lost"] == 0
+
+
+def test_each_difference_names_its_oldest():
+    log = Log()
+    log.issue(0, size=5)
+    issued = log.now
+    log.end("p-0.1.0")
+    ended = log.now
+    log.end("p-0.2.0")
+    log.score("p-0.2.0")
+    scored = log.now
+    log.end("p-0.3.0")
+    log.score("p-0.3.0")
+    log.sample("p-0.3")
+    sampled = log.now
+    log.audit.claim(TicketId("p-0.0.0"))
+    report = log.report()
+    assert report.issued_not_ended == Difference(2, "p-0.0.0", log.now - issued)
+    assert report.ended_not_scored == Difference(1, "p-0.1.0", log.now - ended)
+    assert report.scored_not_sampled == Difference(1, "m p-0.2", log.now - scored)
+    assert report.sampled_not_settled == Difference(1, "m p-0.3", log.now - sampled)
+    assert report.states == {"claimed": 1, "ended": 1, "issued": 1, "scored": 2}
+    assert report.settled == 0
+
+
+def test_a_failed_offer_is_followed_by_the_next_one_and_a_dead_slot_has_no_other():
+    log = Log()
+    log.issue(0)
+    log.end("p-0.0.0")
+    log.score("p-0.0.0", Outcome.INVALID)
+    log.end("p-0.1.0")
+    log.score("p-0.1.0", Outcome.DEAD)
+    report = log.report()
+    assert report.states == {"dead": 1, "issued": 1, "reoffered": 1}
+    assert (report.issued, report.issued_not_ended.oldest_id) == (3, "p-0.0.1")
+
+
+def test_a_settled_slot_without_record_is_lost():
+    log = Log()
+    log.issue(0)
+    log.sample("p-0.0")
+    log.step(1, ["p-0.0"], ["p-0"])
+    report = log.report()
+    assert (report.lost, report.problems) == (1, ("lost: m p-0.1",))
+
+
+def test_a_sample_that_its_groups_step_left_out_is_lost():
+    log = Log()
+    log.whole(0)
+    log.step(1, ["p-0.0"], ["p-0"])
+    assert log.report().problems == ("lost: m p-0.1",)
+
+
+def test_a_slot_in_two_steps_is_duplicated_unless_one_was_voided():
+    log = Log()
+    log.whole(0)
+    log.step(1, ["p-0.0", "p-0.1"], ["p-0"])
+    log.step(2, ["p-0.0"], ["p-0"])
+    assert (log.report().duplicated, log.report().problems) == (1, ("duplicated: m p-0.0",))
+    log.write(
+        LearnerStart(run=RUN, model="m", incarnation=2, base_step=1, cursor=1, config_digest="c", fold_digest="f")
+    )
+    assert log.report().duplicated == 0
+
+
+def test_evaluations_settle_at_their_scores():
+    log = Log()
+    log.issue(0, kind=EpisodeKind.EVAL)
+    log.end("p-0.0.0")
+    log.score("p-0.0.0")
+    report = log.report()
+    assert (report.settled, report.scored_not_sampled.count, report.issued_not_ended.count) == (1, 0, 1)
+
+
+def test_what_a_purge_took_away_is_not_missing():
+    log = Log()
+    log.issue(0)
+    log.step(1, ["p-0.0", "p-0.1"], ["p-0"])
+    assert (log.report().lost, log.report().issued_not_ended.count) == (2, 2)
+    for stream in ("EPISODES", "SCORES", "SAMPLES"):
+        log.audit.purged(stream)
+    report = log.report()
+    assert (report.lost, report.issued_not_ended.count, report.ended, report.settled) == (0, 0, 2, 2)
