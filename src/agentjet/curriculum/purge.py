@@ -25,7 +25,6 @@ log = structlog.get_logger(__name__)
 
 FULL_ENOUGH_RATIO = 0.5
 KEPT_WEIGHTS = 3
-MARGIN_SECONDS = 60.0
 _BY_TIME = (Stream.EPISODES, Stream.SCORES, Stream.JUDGEMENTS, Stream.CLAIMS)
 
 
@@ -36,14 +35,22 @@ class Purge:
         trained_models: Models with learners.
         keep_checkpoints: Newest checkpoints of a model that a learner may start from.
         keep_calls_bytes: Calls of finished groups kept for inspection.
+        margin_seconds: Kept below the border by time.
     """
 
     def __init__(
-        self, bus: Bus, run: RunId, *, trained_models: Sequence[str], keep_checkpoints: int, keep_calls_bytes: int
+        self,
+        bus: Bus,
+        run: RunId,
+        *,
+        trained_models: Sequence[str],
+        keep_checkpoints: int,
+        keep_calls_bytes: int,
+        margin_seconds: float = 60.0,
     ) -> None:
         self._bus, self._run = bus, run
         self._trained_models, self._keep_checkpoints = trained_models, keep_checkpoints
-        self._keep_calls_bytes = keep_calls_bytes
+        self._keep_calls_bytes, self._margin_seconds = keep_calls_bytes, margin_seconds
 
     async def run(self, low_water: float) -> None:
         """Free what can be freed.
@@ -54,8 +61,8 @@ class Purge:
         for stream in _BY_TIME:
             info = await self._info(stream)
             if _is_full_enough(info):
-                await self._below(info, await self._first_since(info, low_water - MARGIN_SECONDS))
-        await self._calls(low_water - MARGIN_SECONDS)
+                await self._below(info, await self._first_since(info, low_water - self._margin_seconds))
+        await self._calls(low_water - self._margin_seconds)
         samples = await self._info(Stream.SAMPLES)
         if _is_full_enough(samples):
             await self._below(samples, await self._lowest_cursor())

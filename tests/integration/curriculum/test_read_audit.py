@@ -1,0 +1,89 @@
+import pytest
+
+from agentjet.bus.ledger import LedgerChain
+from agentjet.bus.record import put, stream_specs
+from agentjet.curriculum.audit import read_audit
+from agentjet.curriculum.board import tickets_of
+from agentjet.schemas import subject
+from agentjet.schemas.claim import Claim
+from agentjet.schemas.episode import EndStatus, Episode
+from agentjet.schemas.ids import RunId
+from agentjet.schemas.ledger import CurriculumStart, GroupIssue, LearnerStart, LearnerStep
+from agentjet.schemas.sample import MergeReport, Sample, Tombstone, TombstoneReason
+from agentjet.schemas.score import Outcome, Score
+from agentjet.schemas.subject import CURRICULUM, Stream
+from agentjet.schemas.task import EpisodeKind
+
+
+@pytest.fixture
+async def run(bus, unique):
+    one = RunId(unique)
+    for spec in stream_specs(one, max_bytes=64 * 1024 * 1024):
+        await bus.ensure_stream(spec)
+    yield one
+    for name in await bus.stream_names(subject.stream_prefix(one)):
+        await bus.delete_stream(name)
+
+
+def issue_of(run):
+    return GroupIssue(
+        run=run,
+        pool="p",
+        index=0,
+        kind=EpisodeKind.TRAIN,
+        position=0,
+        size=3,
+        seed=1,
+        models=("m",),
+        ranks={"m": 0},
+        deadline_seconds=9.0,
+        max_offers=1,
+    )
+
+
+async def write_run(bus, run):
+    """One group of three: a sample, a tombstone, and a ticket that is still claimed; the learner waits."""
+    chain = LedgerChain(bus, run, CURRICULUM)
+    await chain.append(CurriculumStart(run=run, incarnation=1, config_digest="c"))
+    issue = issue_of(run)
+    await chain.append(issue)
+    tickets = tickets_of(run, issue, {})
+    for ticket in tickets:
+        to = subject.claim(run, ticket.id)
+        await put(bus, run, Stream.CLAIMS, to, Claim(ticket=ticket, worker="w"))
+    for ticket, outcome in zip(tickets, (Outcome.SCORED, Outcome.DEAD), strict=False):
+        episode = Episode(run=run, ticket=ticket, attempt=1, status=EndStatus.COMPLETED, result="x" * 3_000_000)
+        await put(bus, run, Stream.EPISODES, subject.episode(run, ticket.id), episode)
+        score = Score(run=run, ticket=ticket, attempt=1, outcome=outcome)
+        await put(bus, run, Stream.SCORES, subject.score(run, ticket.id), score)
+    common = {"run": run, "model": "m", "group": tickets[0].group, "rank": 0, "group_size": 3}
+    empty = {"segments": (), "calls": (), "term_segment": (), "term_offset": (), "term_logprob": ()}
+    report = MergeReport(num_calls=0, num_branches=0, num_row_tokens=0, num_tree_tokens=0)
+    sample = Sample(**common, **empty, ticket=tickets[0].id, member=0, reward=1.0, report=report)
+    tombstone = Tombstone(**common, ticket=tickets[1].id, member=1, reason=TombstoneReason.DEAD)
+    for record in (sample, tombstone):
+        await put(bus, run, Stream.SAMPLES, subject.sample(run, "m", record.slot), record)
+
+
+async def test_the_audit_reads_what_the_streams_hold(bus, run):
+    await write_run(bus, run)
+    report = await read_audit(bus, run)
+    assert (report.issued, report.ended, report.scored, report.sampled, report.settled) == (3, 2, 2, 2, 0)
+    assert (report.lost, report.duplicated, report.problems) == (0, 0, ())
+    assert (report.issued_not_ended.count, report.issued_not_ended.oldest_id) == (1, "p-0.2.0")
+    assert (report.ended_not_scored.count, report.scored_not_sampled.count) == (0, 0)
+    assert report.sampled_not_settled.oldest_id == "m p-0.0"
+    assert report.states == {"claimed": 1, "dead": 1, "scored": 1}
+
+
+async def test_a_step_without_a_sample_shows_as_lost(bus, run):
+    await write_run(bus, run)
+    learner = LedgerChain(bus, run, "m")
+    start = LearnerStart(run=run, model="m", incarnation=1, base_step=0, cursor=1, config_digest="c", fold_digest="f")
+    await learner.append(start)
+    step = LearnerStep(
+        run=run, model="m", incarnation=1, step=1, cursor=1, members=("p-0.0",), groups=("p-0",), digest="d"
+    )
+    await learner.append(step)
+    report = await read_audit(bus, run)
+    assert (report.settled, report.lost, report.problems) == (3, 1, ("lost: m p-0.2",))
