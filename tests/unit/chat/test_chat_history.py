@@ -255,3 +255,19 @@ def test_the_real_smollm2_template_and_tokenizer_continue_exactly():
         assert prompt.ids == chat.encode(chat.render(messages))
         assert prompt.fork is (NO_FORK if len(messages) > 2 else ForkCause.FIRST)
         messages += [assistant(reply), user(answer)]
+
+
+def test_t2_a_template_that_never_shows_thinking_forks():
+    chat = Chat(CHATML.replace("m['content']", "m['content'].split('</think>')[-1]"))
+    chat.ask([user("q")], "<think>hm</think>hi")
+    second, _ = chat.ask([user("q"), assistant("<think>hm</think>hi"), user("b")])
+    assert second.fork is ForkCause.TEMPLATE_REWROTE
+    assert second.ids == chat.encode(chat.render([user("q"), assistant("hi"), user("b")]))
+
+
+def test_a_template_that_trims_keeps_the_sampled_ids():
+    chat = Chat(CHATML.replace("m['content']", "m['content'] | trim"))
+    first, call = chat.ask([user("q")], " hi\n")
+    second, _ = chat.ask([user("q"), assistant(" hi\n"), user("b")])
+    assert second.fork is NO_FORK
+    assert second.ids[: len(first.ids) + len(call.completion_ids)] == first.ids + call.completion_ids
