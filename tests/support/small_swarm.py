@@ -127,7 +127,7 @@ async def collect(subscription) -> tuple[list[InferDelta], InferReply]:
     """Deltas up to the reply."""
     deltas = []
     while True:
-        message = await subscription.next(5.0)
+        message = await subscription.next(30.0)
         answer = decode(message.headers, message.payload)
         if isinstance(answer, InferReply):
             return deltas, answer

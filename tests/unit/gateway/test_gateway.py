@@ -58,7 +58,7 @@ async def here(memory_bus):
         yield here
 
 
-async def until(is_true, seconds=3.0):
+async def until(is_true, seconds=15.0):
     async with asyncio.timeout(seconds):
         while not is_true():
             await asyncio.sleep(0.005)

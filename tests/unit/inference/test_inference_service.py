@@ -388,7 +388,7 @@ async def test_a_broken_message_is_dropped_at_last(swarm):
     assert reply.error is None
 
 
-async def _until(is_true, seconds=3.0):
+async def _until(is_true, seconds=15.0):
     async with asyncio.timeout(seconds):
         while not is_true():
             await asyncio.sleep(0.005)
