@@ -148,6 +148,9 @@ class LearnerFold:
         if not is_new:
             return
         self._position = sequence
+        if self._num_issued is not None and record.rank >= self._num_issued:
+            # The run goes on after all: a curriculum has reopened it.
+            self._num_issued = None
         self._open[record.rank] = group
         if group.is_complete:
             self._settle(self._open.pop(record.rank))
@@ -163,7 +166,10 @@ class LearnerFold:
         self._form()
 
     def finish(self, num_issued: int) -> None:
-        """The run issues no more than `num_issued` groups to this model: what is left over may be a partial batch."""
+        """The run issues no more than `num_issued` groups to this model: what is left over may be a partial batch.
+
+        A record of a higher rank takes that back.
+        """
         self._num_issued = num_issued
         self._form()
 

@@ -294,6 +294,27 @@ async def test_a_restart_goes_on_with_what_is_owed_only(swarm, tasks):
     assert starts == [1, 2]
 
 
+async def test_an_end_that_waits_for_its_score_is_not_played_again(swarm, tasks):
+    settings = settings_of(tasks)
+    async with swarm.curriculum(settings):
+        for ticket, delivery in await swarm.fetch(4):
+            grant = await swarm.claim(ticket.id)
+            end = Episode(run=swarm.run, ticket=ticket, attempt=grant.attempt, status=EndStatus.COMPLETED)
+            await put_once(swarm.bus, swarm.run, Stream.EPISODES, subject.episode(swarm.run, ticket.id), end)
+            await delivery.ack()
+    async with swarm.curriculum(settings, sweep_seconds=0.1):
+        assert await swarm.none_waits()
+
+
+async def test_a_ticket_that_vanished_from_tasks_is_published_again(swarm, tasks):
+    async with swarm.curriculum(settings_of(tasks), sweep_seconds=0.1) as (one, _):
+        (ticket, delivery), *_ = await swarm.fetch(4)
+        await delivery.ack()
+        (again, _), *_ = await swarm.fetch(1)
+        assert again == ticket
+        assert one.metrics()["tickets_published_again"] == 1
+
+
 async def test_a_deadline_survives_a_restart(swarm, tasks):
     settings = settings_of(tasks, pool={"deadline_seconds": 1.0})
     async with swarm.curriculum(settings):

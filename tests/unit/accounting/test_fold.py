@@ -218,6 +218,18 @@ def test_a_finished_run_trains_what_is_left_over_once_everything_is_there():
     assert ([drop.rank for drop in drops], ranks_of(batches)) == ([2], [[3]])
 
 
+def test_a_run_that_is_reopened_after_its_end_makes_whole_batches_again():
+    fold = fold_of(batch=2)
+    fold.apply(1, sample(0))
+    fold.finish(1)
+    assert ranks_of(pop_all(fold)[1]) == [[0]]
+    fold = restored(fold)
+    fold.apply(2, sample(1))
+    assert fold.pop_batch() is None
+    fold.apply(3, sample(2))
+    assert ranks_of(pop_all(fold)[1]) == [[1, 2]]
+
+
 def test_a_record_that_contradicts_the_log_is_refused():
     fold = fold_of()
     fold.apply(5, sample(0, 0, size=2))

@@ -302,6 +302,24 @@ def test_room_is_kept_for_a_client_that_was_refused_until_it_asks_again_or_goes_
     assert course.offered(offer("g2"), 50.0) is None
 
 
+def test_no_evaluation_is_issued_while_a_learner_can_take_another_step():
+    config = swarm_settings(models={"m": {"batch_groups": 1}}, eval={"pool": "p", "every_steps": 1, "num_tasks": 1})
+    world = World(config, random.Random(0))
+    world.start_learner("m")
+    while world.course.learners["m"].num_steps < 2:
+        while world.issue():
+            pass
+        world.play()
+        world.learn("m")
+    world.checkpoints.clear()
+    world.start_learner("m")
+    while world.learn("m") and world.course.learners["m"].num_steps == 0:
+        pass
+    assert world.course.learners["m"].num_steps == 1
+    assert world.course.load("m").num_out > 0
+    assert (world.course.evaluation_due(), world.issue()) == (None, None)
+
+
 def test_a_newer_curriculum_fences():
     world = World(swarm_settings(), random.Random(0))
     with pytest.raises(FencedError, match="newer curriculum"):
