@@ -23,6 +23,8 @@ from agentjet.schemas.subject import CURRICULUM, Stream, stream_name
 
 FULL_RATIO = 0.8
 """Fill of a stream from which on it is reported."""
+_NOUNS = {"curriculum", "rollout", "merger"}
+"""Actors whose name alone says that it is an actor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,4 +259,4 @@ def _problems(facts: Facts, streams: Sequence[StreamStatus], models: Sequence[Mo
         ("checkpoint", "what the learners save is neither verified nor pruned"),
     ):
         if not _live(facts, actor):
-            yield f"no {actor} is attached: {waits}"
+            yield f"no {actor} {'' if actor in _NOUNS else 'actor '}is attached: {waits}"
