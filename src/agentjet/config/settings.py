@@ -149,7 +149,7 @@ class LearnerSettings(Section):
     max_grad_norm: Positive = 1.0
     num_minibatches: Count = 1
     """Optimizer updates over one batch."""
-    pack_tokens: Count = 768
+    pack_tokens: Count = 2048
     """Unique tokens computed together."""
     precision: Literal["auto", "bf16", "float32"] = "auto"
     """Arithmetic of the forward pass; master weights are always float32. `auto` follows the engine's dtype."""

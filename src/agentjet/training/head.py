@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-CHUNK_ELEMENTS = 2**24
-"""Logits that exist at once: 64 MiB of float32."""
+CHUNK_ELEMENTS = 2**25
+"""Logits that exist at once: 128 MiB of float32."""
 KEPT_ELEMENTS = 2**26
 """Probabilities that are kept for the backward pass: 128 MiB of bfloat16."""
 
@@ -49,12 +49,12 @@ class _ScoredLogProbs(torch.autograd.Function):
         return logprob, entropy
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None, None, None]:
         hidden, weight, temperature, rows, targets, *kept = ctx.saved_tensors
         dtype = ctx.grad_dtype
         grad = grads[0]
         grad_hidden = torch.zeros_like(hidden)
-        grad_weight = torch.zeros_like(weight)
+        grad_weight: Tensor | None = None
         total = hidden.new_zeros(len(hidden)).index_add_(0, rows, grad).to(dtype)
         projection = weight.to(dtype)
         with torch.autocast(hidden.device.type, enabled=False):
@@ -68,7 +68,8 @@ class _ScoredLogProbs(torch.autograd.Function):
                 step.index_put_((rows[members] - start, targets[members]), grad[members].to(dtype), accumulate=True)
                 scaled = (hidden[start:stop] / temperature[start:stop, None]).to(dtype)
                 grad_hidden[start:stop] = (step @ projection) / temperature[start:stop, None]
-                grad_weight += step.T @ scaled
+                part = (step.T @ scaled).to(weight.dtype)
+                grad_weight = part if grad_weight is None else grad_weight.add_(part)
         return grad_hidden, grad_weight, None, None, None, None
 
 

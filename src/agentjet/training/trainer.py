@@ -28,6 +28,7 @@ from agentjet.algorithm.loss import correction_weight, is_clipped, policy_loss
 from agentjet.algorithm.metric import TermSums, sum_terms
 from agentjet.config import AlgorithmSettings, LearnerSettings
 from agentjet.merging.packing import Member, pack
+from agentjet.merging.trim import trim
 from agentjet.schemas.sample import Sample
 from agentjet.training.batch_metric import batch_metrics
 from agentjet.training.model import load_model
@@ -138,7 +139,9 @@ class Trainer:
             ValueError: A sampler's log-prob is not a number.
         """
         started = time.perf_counter()
-        groups = [group for group in batch if group_has_signal(group) or not self.algorithm.drop_constant_groups]
+        kept = [group for group in batch if group_has_signal(group) or not self.algorithm.drop_constant_groups]
+        cuts = [[trim(sample, self.learner.train_tokens) for sample in group] for group in kept]
+        groups = [[sample for sample, _ in group] for group in cuts]
         work = _Work(TermSums())
         with _deterministic(self.is_deterministic):
             advantages = [call_advantages(group, self.algorithm) for group in groups]
@@ -157,6 +160,8 @@ class Trainer:
             **work.speed(time.perf_counter() - started),
             "grad_norm": max(applied, default=0.0),
             "learning_rate": rate,
+            "cut_tokens": float(sum(num_lost for group in cuts for _, num_lost in group)),
+            "skipped_in_a_row": float(self.num_skipped_in_a_row),
             "num_skipped_updates": float(len(norms) - len(applied)),
         }
         return StepResult(metrics, not applied, weights_digest(self.model))
@@ -194,7 +199,11 @@ class Trainer:
         self, groups: Groups, members: Sequence[Member], advantages: Sequence[Sequence[Sequence[float]]]
     ) -> list[list[Member]]:
         """This rank's packs of the members that have a gradient."""
-        live = [(group, member) for group, member in members if any(advantages[group][member])]
+        live = [
+            (group, member)
+            for group, member in members
+            if any(advantages[group][member]) and groups[group][member].term_logprob
+        ]
         rows = {
             group: [member for owner, member in live if owner == group] for group in dict.fromkeys(g for g, _ in live)
         }

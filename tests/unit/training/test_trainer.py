@@ -160,6 +160,13 @@ def test_mini_batches_clip_against_the_policy_at_the_batch_start(make_trainer, m
     assert result.metrics["clip_ratio"] > 0
 
 
+def test_r12_tokens_beyond_the_training_limit_are_cut_and_counted(make_trainer, make_batch, monkeypatch):
+    batch = make_batch(1, groups=1)
+    result = make_trainer(train_tokens=7).step(batch)
+    assert result.metrics["cut_tokens"] > 0
+    assert result.metrics["computed_tokens"] < make_trainer().step(batch).metrics["computed_tokens"]
+
+
 def test_schedules_warm_up_and_fall(make_trainer, make_batch):
     trainer, batch = make_trainer(num_steps=6, schedule="linear", warmup_steps=2), make_batch(0, groups=1)
     rates = [trainer.step(batch).metrics["learning_rate"] for _ in range(6)]
