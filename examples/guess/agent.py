@@ -13,7 +13,7 @@ from agentjet.rollout.policy import Policy
 
 LARGEST = 7
 MAX_GUESSES = 3
-RULES = f"Guess the secret number from 1 to {LARGEST}. Reply with one number only."
+RULES = f"You play a guessing game. Reply with one number from 1 to {LARGEST} and nothing else. For example: 4"
 NOT_VALID = f"not a number from 1 to {LARGEST}"
 
 # Made once, when the file is imported: each episode takes a copy with its own key.

@@ -1,0 +1,229 @@
+"""The asynchronous client of a swarm.
+
+Example:
+    >>> async with SwarmClient("nats://host:4222") as swarm:
+    ...     async for episode in swarm.claim("guess"):
+    ...         async with episode:
+    ...             reply = await episode.call([{"role": "user", "content": episode.task["question"]}])
+    ...             await episode.end(reward=float(reply["content"] == episode.task["answer"]))
+
+It holds no secrets but the NATS credentials: keys come from the swarm, signed for one episode each. A gateway of its
+own listens on loopback, so that any OpenAI client in the process can play.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import structlog
+
+from agentjet.bus.handler import PostponeError
+from agentjet.bus.nats import NatsBus
+from agentjet.bus.protocol import Bus, Consumer, Delivery
+from agentjet.bus.record import ask, read_as
+from agentjet.client.episode import ClientEpisode
+from agentjet.config.settings import GatewaySettings
+from agentjet.errors import BusError, BusTimeoutError, ConfigError, UsageError
+from agentjet.gateway import Gateway
+from agentjet.rollout.claiming import BUSY_SECONDS, claim, worker_name
+from agentjet.schemas import subject
+from agentjet.schemas.claim import OfferReply, OfferRequest
+from agentjet.schemas.ids import RunId, check_token
+from agentjet.schemas.subject import Stream, stream_name
+from agentjet.schemas.task import Ticket
+
+log = structlog.get_logger(__name__)
+
+ACK_WAIT_SECONDS = 30.0
+_FETCH_SECONDS = 1.5
+_FULL_SECONDS = 1.0
+_OFFER_SECONDS = 10.0
+
+
+class SwarmClient:
+    """Plays episodes for a run.
+
+    Args:
+        url: `nats://host:port`.
+        run: Id of the run; empty takes the newest on the server.
+        user: Of the NATS server, where it asks for one.
+        password: The user's.
+        token: Of the NATS server.
+        credentials: A `.creds` file.
+        bus: A bus to use in place of `url`; it is not closed.
+    """
+
+    def __init__(
+        self,
+        url: str = "nats://127.0.0.1:4222",
+        *,
+        run: str = "",
+        user: str = "",
+        password: str = "",
+        token: str = "",
+        credentials: str | Path | None = None,
+        bus: Bus | None = None,
+    ) -> None:
+        self.worker = worker_name()
+        self._url, self._wanted_run, self._given_bus = url, run, bus
+        self._user, self._password, self._token = user, password, token
+        self._credentials = None if credentials is None else str(credentials)
+        self._bus: Bus | None = None
+        self._run = RunId("")
+        self._gateway: Gateway | None = None
+        self._opening = asyncio.Lock()
+        self._episodes: set[ClientEpisode] = set()
+
+    @property
+    def run(self) -> str:
+        """Id of the run that is played for; empty before the client is opened."""
+        return self._run
+
+    async def __aenter__(self) -> Self:
+        self._bus = self._given_bus or await NatsBus.connect(
+            self._url,
+            name=f"client {self.worker}",
+            user=self._user or None,
+            password=self._password or None,
+            token=self._token or None,
+            credentials=self._credentials,
+        )
+        try:
+            self._run = await find_run(self._bus, self._wanted_run)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Lets go of tickets that are still held, and of the bus."""
+        for episode in self._episodes:
+            episode.drop()
+        self._episodes.clear()
+        if self._gateway is not None:
+            await self._gateway.close()
+            self._gateway = None
+        if self._bus is not None and self._given_bus is None:
+            await self._bus.close()
+        self._bus = None
+
+    async def claim(self, pool: str) -> AsyncGenerator[ClientEpisode, None]:
+        """Episodes of a pool's own tasks, one after the other, for ever; waits while there is none.
+
+        Raises:
+            BusUnavailableError: The bus is gone for good.
+        """
+        bus = self._connected()
+        consumer = await bus.consumer(
+            stream_name(self._run, Stream.TASKS),
+            f"tasks-{check_token(pool, 'pool')}",
+            subject=subject.tasks_of(self._run, pool),
+            ack_wait_seconds=ACK_WAIT_SECONDS,
+        )
+        while True:
+            episode = await self._next(consumer)
+            if episode is not None:
+                yield episode
+
+    async def open(self, task: Mapping[str, Any], *, pool: str, group: str, n: int = 1) -> list[ClientEpisode]:
+        """Episodes of a task of your own: `n` members of one group, whose rewards are compared with one another.
+
+        Waits while the swarm has as many episodes as its learners can take.
+
+        Args:
+            task: Any JSON object; reward functions see it.
+            pool: The pool that the episodes count for; one without tasks of its own.
+            group: Your name of the task: asking again gives the same tickets.
+            n: Members.
+
+        Raises:
+            UsageError: The swarm refuses the task; the message says why.
+            BusError: Nobody answers.
+        """
+        question = OfferRequest(
+            run=self._run, pool=check_token(pool, "pool"), group=group, task=dict(task), size=n, worker=self.worker
+        )
+        while not (offer := await self._offer(question)).granted:
+            if offer.reason != "full":
+                raise UsageError(f"the swarm refuses the task for pool {pool!r}: {offer.reason}")
+            await asyncio.sleep(_FULL_SECONDS)
+        # The offer's tickets may come without their task.
+        tickets = [ticket.model_copy(update={"task": dict(task)}) for ticket in offer.tickets]
+        episodes = [await self._take(ticket, None) for ticket in tickets]
+        return [episode for episode in episodes if episode is not None]
+
+    async def _offer(self, question: OfferRequest) -> OfferReply:
+        to = subject.offer_service(self._run, question.pool)
+        try:
+            return await ask(self._connected(), to, question, OfferReply, timeout_seconds=_OFFER_SECONDS)
+        except BusTimeoutError:
+            raise
+        except BusError as error:
+            raise BusError(
+                f"nobody takes tasks for pool {question.pool!r} of run {self._run}: is its curriculum running, and is "
+                f"the pool in its configuration? ({error})"
+            ) from None
+
+    async def _next(self, consumer: Consumer) -> ClientEpisode | None:
+        for delivery in await consumer.fetch(1, _FETCH_SECONDS):
+            try:
+                ticket = await read_as(Ticket, self._connected(), self._run, Stream.TASKS, delivery.message)
+                episode = await self._take(ticket, delivery)
+            except PostponeError as error:
+                await delivery.nak(error.delay_seconds)
+            except BusError as error:
+                log.warning("a ticket could not be claimed; it comes again", error=str(error))
+                await delivery.nak(BUSY_SECONDS)
+            else:
+                if episode is None:
+                    await delivery.ack()
+                return episode
+        return None
+
+    async def _take(self, ticket: Ticket, delivery: Delivery | None) -> ClientEpisode | None:
+        bus, gateway = self._connected(), await self._endpoint()
+        claimed = await claim(bus, self._run, ticket, self.worker)
+        if claimed is None:
+            return None
+        episode = ClientEpisode(bus, self._run, gateway, claimed, worker=self.worker, delivery=delivery)
+        self._episodes = {one for one in self._episodes if not one.is_over} | {episode}
+        return episode
+
+    async def _endpoint(self) -> Gateway:
+        async with self._opening:
+            if self._gateway is None:
+                gateway = Gateway(self._connected(), self._run, GatewaySettings())
+                await gateway.start()
+                self._gateway = gateway
+            return self._gateway
+
+    def _connected(self) -> Bus:
+        if self._bus is None:
+            raise UsageError("the swarm client is not open: use `async with SwarmClient(...) as swarm:`")
+        return self._bus
+
+
+async def find_run(bus: Bus, wanted: str = "") -> RunId:
+    """The run of that id, or without one the run whose ledger was written to last.
+
+    Raises:
+        ConfigError: There is none; the message lists those that there are.
+    """
+    suffix = f"_{Stream.LEDGER.value}"
+    names = [name for name in await bus.stream_names(subject.stream_prefix()) if name.endswith(suffix)]
+    runs = {name.removeprefix(subject.stream_prefix()).removesuffix(suffix): name for name in names}
+    if wanted:
+        if wanted not in runs:
+            raise ConfigError(f"there is no run {wanted!r} on this server; it has {', '.join(runs) or 'none'}")
+        return RunId(wanted)
+    if not runs:
+        raise ConfigError("there is no run on this server; start one with `agentjet up`")
+    times = {run: (await bus.stream_info(name)).last_time for run, name in runs.items()}
+    return RunId(max(times, key=lambda run: times[run]))
