@@ -238,6 +238,11 @@ class LearnerFold:
         waiting = [group.first_sequence for formed in self._formed for group in formed.groups]
         return min([*waiting, self._lowest_pending()])
 
+    def is_pending(self, rank: int) -> bool:
+        """Whether the group has records that no popped batch or drop has settled."""
+        formed = (group.rank for batch in self._formed for group in batch.groups)
+        return rank in self._open or rank in self._ready or rank in formed
+
     @property
     def num_ready(self) -> int:
         """Usable groups that no popped batch holds."""

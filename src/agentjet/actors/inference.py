@@ -1,10 +1,10 @@
 """The inference actor: one engine of one model; owns tokens, records every call, loads weights in flight."""
 
 import asyncio
-import secrets
+import os
 from pathlib import Path
 
-from agentjet.actors.process import Actor, main
+from agentjet.actors.process import Actor, host_token, main
 from agentjet.chat.tokenizer import Tokenizer
 from agentjet.inference.engine import Engine
 from agentjet.inference.service import InferenceService
@@ -36,8 +36,8 @@ async def run(actor: Actor) -> None:
 
 
 async def _serve(actor: Actor, engine: Engine, tokenizer: Tokenizer, end_ids: frozenset[int]) -> None:
-    name = f"e{secrets.token_hex(4)}"
-    folder: Path = actor.place.weights(actor.model) / name
+    name = host_token()
+    folder: Path = actor.place.weights(actor.model) / f"arriving-{os.getpid()}"
     follower = WeightsFollower(
         actor.bus,
         actor.run,

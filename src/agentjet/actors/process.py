@@ -257,6 +257,10 @@ def _model(settings: SwarmSettings, wanted: str) -> str:
     return wanted
 
 
+def host_token() -> str:
+    """This host's name as a token of subjects."""
+    return "".join(char if char.isascii() and char.isalnum() else "-" for char in socket.gethostname())
+
+
 def _name() -> str:
-    host = "".join(char if char.isalnum() else "-" for char in socket.gethostname())
-    return f"{host}-{os.getpid()}-{secrets.token_hex(2)}"
+    return f"{host_token()}-{os.getpid()}-{secrets.token_hex(2)}"

@@ -46,6 +46,7 @@ class Swarm:
         self.server: EmbeddedServer | None = None
         self.supervisor: Supervisor | None = None
         self._bus: NatsBus | None = None
+        self._started_at = 0
 
     @property
     def bus(self) -> Bus:
@@ -66,6 +67,7 @@ class Swarm:
             self._bus = await connect(self.settings, name=f"swarm {self.run}")
             stack.push_async_callback(self._bus.close)
             await ensure_streams(self._bus, self.run, self.settings)
+            self._started_at = (await self._bus.stream_info(stream_name(self.run, Stream.LEDGER))).last_sequence
             self.supervisor = Supervisor(self.settings, self.config, self.place.logs, self._env())
             try:
                 async with asyncio.TaskGroup() as group:
@@ -109,9 +111,13 @@ class Swarm:
             self.place.announce(server.url, server.pid or 0)
 
     async def finished(self) -> RunFinish:
-        """Wait for the end of a finite run: RunFinish in LEDGER, then a checkpoint of every model's last step."""
+        """Wait for the end of a finite run: RunFinish in LEDGER, then a checkpoint of every model's last step.
+
+        What the ledger held when the swarm was started does not count: a finished run may be gone on with.
+        """
         ledger = stream_name(self.run, Stream.LEDGER)
-        async for message in self.bus.tail(ledger, subject.ledger(self.run, subject.CURRICULUM)):
+        chain = subject.ledger(self.run, subject.CURRICULUM)
+        async for message in self.bus.tail(ledger, chain, start=self._started_at + 1):
             record = await read(self.bus, self.run, Stream.LEDGER, message)
             if isinstance(record, RunFinish):
                 await self._last_checkpoints()

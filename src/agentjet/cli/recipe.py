@@ -23,10 +23,11 @@ class Recipe:
     """Folder under `examples/`."""
     num_steps: int
     learning_rate: float
+    max_tokens: int
+    """Most tokens of a reply."""
     learner: str = ""
     """Further lines of the learner's table."""
     engine: str = ""
-    pool: str = ""
     algorithm: str = ""
     eval_every: int = 10
     eval_tasks: int = 7
@@ -45,9 +46,7 @@ RECIPES: dict[tuple[str, int], Recipe] = {
         game="guess",
         num_steps=40,
         learning_rate=1e-5,
-        learner="warmup_steps = 0",
-        engine="max_running = 64",
-        pool="sampling = { temperature = 1.0, max_tokens = 8 }",
+        max_tokens=8,
         references=GUESS_REFERENCES,
     ),
     ("tiny", 1): Recipe(
@@ -57,7 +56,7 @@ RECIPES: dict[tuple[str, int], Recipe] = {
         game="guess",
         num_steps=20,
         learning_rate=1e-2,
-        pool="sampling = { temperature = 1.0, max_tokens = 2 }",
+        max_tokens=1,
         references=GUESS_REFERENCES,
     ),
     ("tiny", 2): Recipe(
@@ -67,7 +66,7 @@ RECIPES: dict[tuple[str, int], Recipe] = {
         game="signal",
         num_steps=20,
         learning_rate=1e-2,
-        pool="sampling = { temperature = 1.0, max_tokens = 1 }",
+        max_tokens=1,
     ),
 }
 
@@ -118,11 +117,13 @@ def write_config(recipe: Recipe, folder: Path, *, num_steps: int, seed: int, mod
         f'workflow = "{agent}:run"',
         f'tasks = "{agent}:tasks"',
         "deadline_seconds = 120.0",
-        *_lines(recipe.pool),
+        f"sampling = {{ temperature = 1.0, max_tokens = {recipe.max_tokens} }}",
+        "",
         "[eval]",
         f'pool = "{recipe.game}"',
         f"every_steps = {recipe.eval_every}",
         f"num_tasks = {recipe.eval_tasks}",
+        f"sampling = {{ temperature = 0.0, max_tokens = {recipe.max_tokens} }}",
         "",
         "[checkpoint]",
         f"every_steps = {recipe.checkpoint_every}",

@@ -218,7 +218,7 @@ class Incarnation:
             log.error("a strange record among the samples", subject=message.subject)
             return
         self._fold.apply(message.sequence, record)
-        if isinstance(record, Sample):
+        if isinstance(record, Sample) and self._fold.is_pending(record.rank):
             self._samples.setdefault(record.slot, record)
 
     async def _settle(self) -> None:

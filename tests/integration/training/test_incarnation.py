@@ -1,0 +1,293 @@
+"""A learner's life over the bus: batches, steps, checkpoints, restarts. The model is real, tiny and random."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from agentjet.bus.memory import MemoryBus
+from agentjet.bus.protocol import Bus
+from agentjet.bus.record import put, read, stream_specs
+from agentjet.checkpoint import CheckpointKeeper
+from agentjet.config import CheckpointSettings, SwarmSettings
+from agentjet.errors import FencedError
+from agentjet.pretrained.tiny_model import build_tiny
+from agentjet.schemas import subject
+from agentjet.schemas.codec import encode
+from agentjet.schemas.ids import GroupId, RunId, new_run_id, slot_id
+from agentjet.schemas.ledger import DropReason, GroupDrop, LearnerStart, LearnerStep
+from agentjet.schemas.presence import Presence
+from agentjet.schemas.sample import MergeReport, Sample, SampledCall, Segment, Tombstone, TombstoneReason
+from agentjet.schemas.subject import Stream, stream_name
+from agentjet.schemas.weights import Weights
+from agentjet.training.incarnation import Incarnation
+
+MODEL = "small"
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    build_tiny(folder, seed=3)
+    return folder
+
+
+@pytest.fixture
+async def run(memory_bus: MemoryBus) -> AsyncIterator[RunId]:
+    run = new_run_id("test")
+    for spec in stream_specs(run, max_bytes=2**30):
+        await memory_bus.ensure_stream(spec)
+    yield run
+
+
+def settings(folder: Path, model: Path, **learner: object) -> SwarmSettings:
+    return SwarmSettings.model_validate(
+        {
+            "run": {"dir": folder, "seed": 5, "is_deterministic": True},
+            "models": {
+                MODEL: {
+                    "path": str(model),
+                    "engine": {"dtype": "float32"},
+                    "learner": {"batch_groups": 2, "learning_rate": 1e-3, "num_threads": 1, **learner},
+                    "algorithm": {"drop_constant_groups": True},
+                }
+            },
+            "checkpoint": {"every_steps": 1, "keep": 5},
+        }
+    )
+
+
+def sample(run: RunId, group: int, member: int, reward: float) -> Sample:
+    """An episode of one call: five prompt tokens and three sampled ones."""
+    random = Random(group * 100 + member)
+    ids = tuple(random.randrange(10, 200) for _ in range(8))
+    return Sample(
+        run=run,
+        model=MODEL,
+        ticket=f"guess-{group}.{member}.0",
+        group=GroupId(f"guess-{group}"),
+        member=member,
+        rank=group,
+        group_size=2,
+        reward=reward,
+        segments=(Segment(parent=-1, ids=ids),),
+        calls=(SampledCall(call=f"c{group}{member}", num_terms=3, versions=("1-0",)),),
+        term_segment=(0, 0, 0),
+        term_offset=(5, 6, 7),
+        term_logprob=(-5.0, -5.0, -5.0),
+        report=MergeReport(num_calls=1, num_branches=1, num_row_tokens=8, num_tree_tokens=8),
+    )
+
+
+async def put_group(bus: Bus, run: RunId, group: int, rewards: tuple[float, float] = (1.0, 0.0)) -> None:
+    for member, reward in enumerate(rewards):
+        await put_slot(bus, run, sample(run, group, member, reward))
+
+
+async def put_slot(bus: Bus, run: RunId, record: Sample | Tombstone) -> int:
+    return await put(bus, run, Stream.SAMPLES, subject.sample(run, MODEL, record.slot), record, expected=0)
+
+
+async def ledger(bus: Bus, run: RunId) -> list[LearnerStart | LearnerStep | GroupDrop]:
+    name = stream_name(run, Stream.LEDGER)
+    records = [await read(bus, run, Stream.LEDGER, one) async for one in bus.scan(name, subject.ledger(run, MODEL))]
+    return [one for one in records if isinstance(one, LearnerStart | LearnerStep | GroupDrop)]
+
+
+async def steps(bus: Bus, run: RunId) -> list[LearnerStep]:
+    return [one for one in await ledger(bus, run) if isinstance(one, LearnerStep)]
+
+
+@contextlib.asynccontextmanager
+async def living(bus: Bus, run: RunId, of: SwarmSettings, name: str = "one") -> AsyncIterator[asyncio.Task[None]]:
+    """A learner and the checkpoint actor; cancelled (a clean kill: nothing of it survives in memory) at the end."""
+    learner = asyncio.create_task(Incarnation(bus, run, MODEL, of, name=name).run())
+    keeper = asyncio.create_task(CheckpointKeeper(bus, run, of).run())
+    try:
+        yield learner
+    finally:
+        for task in (learner, keeper):
+            task.cancel()
+        await asyncio.gather(learner, keeper, return_exceptions=True)
+
+
+async def until(condition, seconds: float = 30.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+def after_step(bus: Bus, run: RunId, number: int, incarnation: int = 1):
+    async def is_there() -> bool:
+        return any(one.step == number and one.incarnation == incarnation for one in await steps(bus, run))
+
+    return is_there
+
+
+def with_checkpoint(bus: Bus, run: RunId, version: str):
+    async def is_there() -> bool:
+        return await bus.last(stream_name(run, Stream.CHECKPOINTS), subject.checkpoint(run, MODEL, version)) is not None
+
+    return is_there
+
+
+async def test_two_groups_make_a_step_and_its_weights(memory_bus: MemoryBus, run, tmp_path: Path, model_folder: Path):
+    async with living(memory_bus, run, settings(tmp_path, model_folder)):
+        await put_group(memory_bus, run, 0)
+        await put_group(memory_bus, run, 1)
+        await until(after_step(memory_bus, run, 1))
+        await until(lambda: has_weights(memory_bus, run, "1-1"))
+    (step,) = await steps(memory_bus, run)
+    assert step.groups == ("guess-0", "guess-1")
+    assert set(step.members) == {slot_id(GroupId(f"guess-{group}"), member) for group in (0, 1) for member in (0, 1)}
+    assert not step.is_skipped
+    assert step.metrics["reward_mean"] == 0.5
+
+
+async def has_weights(bus: Bus, run: RunId, version: str) -> bool:
+    message = await bus.last(stream_name(run, Stream.WEIGHTS), subject.weights(run, MODEL, version))
+    if message is None:
+        return False
+    record = await read(bus, run, Stream.WEIGHTS, message)
+    return isinstance(record, Weights)
+
+
+async def test_a_constant_group_is_dropped_and_written_down(memory_bus, run, tmp_path: Path, model_folder: Path):
+    async with living(memory_bus, run, settings(tmp_path, model_folder)):
+        await put_group(memory_bus, run, 0, (1.0, 1.0))
+        await put_group(memory_bus, run, 1)
+        await put_group(memory_bus, run, 2)
+        await until(after_step(memory_bus, run, 1))
+    drops = [one for one in await ledger(memory_bus, run) if isinstance(one, GroupDrop)]
+    assert [(drop.group, drop.reason) for drop in drops] == [("guess-0", DropReason.CONSTANT)]
+    assert (await steps(memory_bus, run))[0].groups == ("guess-1", "guess-2")
+
+
+async def test_r7_a_group_with_one_survivor_is_counted_not_trained(memory_bus, run, tmp_path, model_folder: Path):
+    async with living(memory_bus, run, settings(tmp_path, model_folder)):
+        await put_slot(memory_bus, run, sample(run, 0, 0, 1.0))
+        lost = {"reason": TombstoneReason.DEAD, **fields_of_slot(sample(run, 0, 1, 0.0))}
+        await put_slot(memory_bus, run, Tombstone.model_validate(lost))
+        await put_group(memory_bus, run, 1)
+        await put_group(memory_bus, run, 2)
+        await until(after_step(memory_bus, run, 1))
+    drops = [one for one in await ledger(memory_bus, run) if isinstance(one, GroupDrop)]
+    assert [drop.reason for drop in drops] == [DropReason.TOO_FEW]
+
+
+def fields_of_slot(record: Sample) -> dict[str, object]:
+    names = ("run", "model", "ticket", "group", "member", "rank", "group_size")
+    return {name: getattr(record, name) for name in names}
+
+
+async def test_a4_after_a_kill_every_group_is_trained_exactly_once(memory_bus, run, tmp_path, model_folder: Path):
+    of = settings(tmp_path, model_folder)
+    async with living(memory_bus, run, of):
+        await put_group(memory_bus, run, 0)
+        await put_group(memory_bus, run, 1)
+        await until(with_checkpoint(memory_bus, run, "1-1"))
+        await put_group(memory_bus, run, 2)
+    async with living(memory_bus, run, of, name="two"):
+        for group in (3, 4, 5, 6, 7):
+            await put_group(memory_bus, run, group)
+        await until(after_step(memory_bus, run, 4, incarnation=2))
+    trained = [group for step in await steps(memory_bus, run) for group in step.groups]
+    assert sorted(trained) == [f"guess-{group}" for group in range(8)]
+
+
+async def test_a_resumed_step_has_the_bits_of_the_uninterrupted_one(memory_bus, run, tmp_path, model_folder: Path):
+    other_run = new_run_id("whole")
+    for spec in stream_specs(other_run, max_bytes=2**30):
+        await memory_bus.ensure_stream(spec)
+    async with living(memory_bus, other_run, settings(tmp_path / "whole", model_folder)):
+        for group in range(4):
+            await put_group(memory_bus, other_run, group)
+        await until(after_step(memory_bus, other_run, 2))
+    of = settings(tmp_path / "cut", model_folder)
+    async with living(memory_bus, run, of):
+        await put_group(memory_bus, run, 0)
+        await put_group(memory_bus, run, 1)
+        await until(with_checkpoint(memory_bus, run, "1-1"))
+    async with living(memory_bus, run, of, name="two"):
+        await put_group(memory_bus, run, 2)
+        await put_group(memory_bus, run, 3)
+        await until(after_step(memory_bus, run, 2, incarnation=2))
+    whole, cut = await steps(memory_bus, other_run), await steps(memory_bus, run)
+    assert [step.digest for step in whole] == [step.digest for step in cut]
+    assert whole[0].digest != whole[1].digest
+
+
+async def test_a19_a_record_below_the_checkpoint_s_position_is_trained_once(memory_bus, run, tmp_path, model_folder):
+    of = settings(tmp_path, model_folder)
+    async with living(memory_bus, run, of):
+        await put_slot(memory_bus, run, sample(run, 2, 0, 1.0))
+        await put_group(memory_bus, run, 0)
+        await put_group(memory_bus, run, 1)
+        await until(with_checkpoint(memory_bus, run, "1-1"))
+    async with living(memory_bus, run, of, name="two"):
+        await put_slot(memory_bus, run, sample(run, 2, 1, 0.0))
+        await put_group(memory_bus, run, 3)
+        await until(after_step(memory_bus, run, 2, incarnation=2))
+    assert (await steps(memory_bus, run))[-1].members == ("guess-2.0", "guess-2.1", "guess-3.0", "guess-3.1")
+
+
+async def test_a20_steps_after_the_checkpoint_are_voided_and_taken_again(memory_bus, run, tmp_path, model_folder):
+    of = settings(tmp_path, model_folder)
+    of = of.model_copy(update={"checkpoint": CheckpointSettings(every_steps=2, keep=5)})
+    async with living(memory_bus, run, of):
+        for group in range(6):
+            await put_group(memory_bus, run, group)
+        await until(with_checkpoint(memory_bus, run, "1-2"))
+        await until(after_step(memory_bus, run, 3))
+    smaller = settings(tmp_path, model_folder, batch_groups=1)
+    async with living(memory_bus, run, smaller, name="two"):
+        await until(after_step(memory_bus, run, 4, incarnation=2))
+    starts = [one for one in await ledger(memory_bus, run) if isinstance(one, LearnerStart)]
+    assert [(one.incarnation, one.base_step) for one in starts] == [(1, 0), (2, 2)]
+    again = [step.groups for step in await steps(memory_bus, run) if step.incarnation == 2]
+    assert again == [("guess-4",), ("guess-5",)]
+
+
+async def test_a_second_learner_stops_the_first_at_its_next_append(memory_bus, run, tmp_path, model_folder: Path):
+    of = settings(tmp_path, model_folder)
+    async with living(memory_bus, run, of) as first:
+        await until(lambda: has_weights(memory_bus, run, "1-0"))
+        async with living(memory_bus, run, of, name="two"):
+            await until(lambda: has_weights(memory_bus, run, "2-0"))
+            await put_group(memory_bus, run, 0)
+            await put_group(memory_bus, run, 1)
+            await until(after_step(memory_bus, run, 1, incarnation=2))
+            with pytest.raises(BaseExceptionGroup) as fenced:
+                await first
+            assert fenced.group_contains(FencedError, match="taken over")
+    assert [step.incarnation for step in await steps(memory_bus, run)] == [2]
+
+
+async def test_a_learner_refuses_to_start_beside_a_living_one(
+    memory_bus, run, tmp_path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agentjet.training.incarnation.PREDECESSOR_SECONDS", 0.1)
+    alive = Presence(
+        run=run, actor="learner", name="other", models=(MODEL,), host="far", pid=7, started=0.0, state="busy"
+    )
+    await memory_bus.put_presence(subject.presence_bucket(run), "learner.other", encode(alive)[1], ttl_seconds=60)
+    with pytest.raises(FencedError, match=r"alive on far \(pid 7\)"):
+        await Incarnation(memory_bus, run, MODEL, settings(tmp_path, model_folder), name="one").run()
+    assert await ledger(memory_bus, run) == []
+
+
+async def test_a_log_that_lost_its_end_is_refused(memory_bus, run, tmp_path: Path, model_folder: Path):
+    of = settings(tmp_path, model_folder)
+    async with living(memory_bus, run, of):
+        await put_group(memory_bus, run, 0)
+        await put_group(memory_bus, run, 1)
+        await until(with_checkpoint(memory_bus, run, "1-1"))
+    name = stream_name(run, Stream.SAMPLES)
+    await memory_bus.delete_stream(name)
+    (spec,) = [spec for spec in stream_specs(run, max_bytes=2**30) if spec.name == name]
+    await memory_bus.ensure_stream(spec)
+    with pytest.raises(FencedError, match="lost its end"):
+        await Incarnation(memory_bus, run, MODEL, of, name="two").run()
