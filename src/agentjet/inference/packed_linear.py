@@ -18,32 +18,37 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 class PackedLinear(nn.Module):
-    """`x @ weight.T + bias` without gradient; `weight` is handed over once and not kept in its plain form."""
+    """`x @ weight.T + bias` without gradient, computed in `dtype` as autocast would.
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    `weight` is handed over once and not kept in its plain form.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()
-        self.is_packed = can_pack(weight.device, weight.dtype)
+        self.dtype = dtype
+        self.is_packed = can_pack(weight.device, dtype)
         self.packed = self.pack(weight)
-        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias.detach().to(dtype), requires_grad=False)
 
     def pack(self, weight: Tensor) -> Tensor:
         """The weight [out, in] in the form that `packed` takes."""
-        weight = weight.detach()
+        weight = weight.detach().to(self.dtype)
         return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()) if self.is_packed else weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """Input [..., in], output [..., out]."""
+        """Input [..., in], output [..., out] in `dtype`."""
+        x = x.to(self.dtype)
         if self.is_packed:
             return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return functional.linear(x, self.packed, self.bias)
 
 
-def pack_linears(module: nn.Module) -> dict[str, PackedLinear]:
+def pack_linears(module: nn.Module, dtype: torch.dtype) -> dict[str, PackedLinear]:
     """Replaces every `nn.Linear` below a module; returns the new layers by the names of the old."""
     packed = {}
     for name, linear in list(module.named_modules()):
         if isinstance(linear, nn.Linear):
             parent, _, leaf = name.rpartition(".")
-            packed[name] = PackedLinear(linear.weight, linear.bias)
+            packed[name] = PackedLinear(linear.weight, linear.bias, dtype)
             setattr(module.get_submodule(parent), leaf, packed[name])
     return packed

@@ -92,15 +92,15 @@ class RowCache:
 
         The prompt has to fit the rows (`grow` first).
         """
-        target = source
+        target, is_useful = source, matched >= _WORTH_COPYING
         if self.active[source] or self.num_computed[source] > matched:
             idle = np.flatnonzero(~self.active)
             if not len(idle):
                 return None
-            others = idle[idle != source] if len(idle) > 1 else idle
+            others = idle[idle != source] if is_useful and len(idle) > 1 else idle
             target = int(others[self._used[others].argmin()])
         source, target = self._lowest(source, target)
-        if matched < _WORTH_COPYING and target != source:
+        if not is_useful and target != source:
             matched = 0
         if target != source and matched:
             self.store[:, :, target, :, :matched] = self.store[:, :, source, :, :matched]

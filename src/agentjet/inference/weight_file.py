@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -69,7 +68,7 @@ class Snapshot:
         except (OSError, SafetensorError) as error:
             raise EngineError(f"weights {self.path}: {name} can not be read: {error}; publish them again") from error
 
-    def tensors(self, names: Sequence[str], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """The named tensors, cast."""
+    def tensors(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        """The named tensors."""
         for name in names:
-            yield name, self.read(name).to(dtype)
+            yield name, self.read(name)
