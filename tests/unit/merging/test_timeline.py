@@ -173,6 +173,15 @@ def test_a_greedy_call_is_context_only():
         ([make_call("c1", [2], [3], logprobs=())], ["c1"], "c1: 0 log-probs for 1"),
         ([make_call("c1", [], [3])], ["c1"], "c1: the prompt is empty"),
         ([make_call("c1", [2], [3], parent="c1")], ["c1"], "c1 is its own ancestor"),
+        (
+            [
+                make_call("c1", [2], [3], parent="c2"),
+                make_call("c2", [2], [3], parent="c3"),
+                make_call("c3", [2], [3], parent="c2"),
+            ],
+            ["c1"],
+            "c2 is its own ancestor",
+        ),
         ([make_call("c1", [2], [3], model="n")], ["c1"], "model 'n'"),
         ([make_call("c1", [2], [3])], [], "write a tombstone"),
     ],

@@ -49,3 +49,19 @@ def test_a_branch_beyond_the_limit_takes_its_segments_along():
     cut, num_lost = trim(deep, 4)
     assert leaf_paths(cut.segments) == [(1, 2, 3, 4)]
     assert (cut.term_logprob, num_lost) == ((-1.0,), 4)
+
+
+def test_a_cut_in_one_call_leaves_the_next_ones_terms_alone():
+    deep_first = SAMPLE.model_copy(
+        update={
+            "segments": (
+                Segment(parent=-1, ids=(1, 2, 3)),
+                Segment(parent=0, ids=(4,) * 9),
+                Segment(parent=0, ids=(6, 7, 8)),
+            ),
+            "term_offset": (7, 8, 0, 1, 2),
+        }
+    )
+    cut, num_lost = trim(deep_first, 6)
+    assert [call.num_terms for call in cut.calls] == [0, 3]
+    assert (cut.term_logprob, num_lost) == ((-3.0, -4.0, -5.0), 2)
