@@ -16,7 +16,7 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, ContinuousBatchingConfig, GenerationConfig
 
 from agentjet.inference.engine import Generation
 from agentjet.inference.transformers_engine import TransformersEngine
@@ -52,10 +52,12 @@ def generate_run(model: Any) -> Run:
 
 def batching_run(model: Any) -> Run:
     async def run(prompts: list[list[int]], tokens: int) -> None:
-        config = GenerationConfig(
-            max_new_tokens=tokens, do_sample=True, top_k=0, eos_token_id=-1, pad_token_id=0, use_cuda_graph=False
+        config = GenerationConfig(max_new_tokens=tokens, do_sample=True, top_k=0, eos_token_id=-1, pad_token_id=0)
+        # Left to itself it takes nearly all memory of the machine for its cache.
+        blocks = ContinuousBatchingConfig(
+            page_size=32, num_blocks=12 * len(prompts), max_batch_tokens=1024, use_cuda_graph=False
         )
-        model.generate_batch(prompts, generation_config=config, progress_bar=False)
+        model.generate_batch(prompts, generation_config=config, continuous_batching_config=blocks)
 
     return run
 
