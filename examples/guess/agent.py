@@ -1,7 +1,7 @@
 """Guess a whole number from 1 to 7 in three guesses; the environment answers "higher" or "lower".
 
-Reward: 0.8 for finding it, and up to 0.2 for replies that are one number and nothing else. Ordinary agent code: the
-unmodified `openai` package and a loop.
+Reward: 0.8 for finding it, plus 0.2 times the share of valid replies: one number and nothing else. Ordinary agent
+code: the unmodified `openai` package and a loop.
 """
 
 import re
@@ -29,31 +29,30 @@ async def run(task: dict[str, Any], policy: Policy) -> dict[str, Any]:
     """Plays one game."""
     llm = client.with_options(base_url=policy.base_url, api_key=policy.api_key)
     messages: list[Any] = [{"role": "system", "content": RULES}, {"role": "user", "content": "Your guess?"}]
-    credits: list[float] = []
+    num_guesses = num_valid = 0
     is_won = False
-    while len(credits) < MAX_GUESSES and not is_won:
+    while num_guesses < MAX_GUESSES and not is_won:
         reply = await llm.chat.completions.create(model=policy.model, messages=messages, **policy.sampling)
         text = reply.choices[0].message.content or ""
-        credit, guess = read_guess(text)
-        credits.append(credit)
+        guess = read_guess(text)
+        num_guesses += 1
+        num_valid += guess is not None
         is_won = guess == task["secret"]
         messages += [{"role": "assistant", "content": text}, {"role": "user", "content": answer(guess, task["secret"])}]
     for message in messages:
         policy.log(message)
-    valid = sum(credits) / len(credits)
+    valid = num_valid / num_guesses
     return {
         "reward": 0.8 * is_won + 0.2 * valid,
-        "metrics": {"is_won": float(is_won), "valid_ratio": valid, "num_guesses": float(len(credits))},
-        "result": {"is_won": is_won, "num_guesses": len(credits)},
+        "metrics": {"win_ratio": float(is_won), "valid_ratio": valid, "num_guesses": float(num_guesses)},
+        "result": {"is_won": is_won, "num_guesses": num_guesses},
     }
 
 
-def read_guess(text: str) -> tuple[float, int | None]:
-    """How valid a reply is, and its number: only a bare number counts as a guess, one amid words earns a little."""
+def read_guess(text: str) -> int | None:
+    """The number of a valid reply: a bare number, at most with spaces around it and a full stop."""
     bare = re.fullmatch(r"\s*([1-7])\s*\.?\s*", text)
-    if bare:
-        return 1.0, int(bare[1])
-    return (0.2 if re.search(r"(?<!\d)[1-7](?!\d)", text) else 0.0), None
+    return int(bare[1]) if bare else None
 
 
 def answer(guess: int | None, secret: int) -> str:

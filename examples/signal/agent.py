@@ -43,5 +43,5 @@ async def run(task: dict[str, Any], policy: Policy) -> dict[str, Any]:
     is_state, is_right = answer in STATES, answer == task["state"]
     return {
         "reward": 0.2 * is_signal + 0.2 * is_state + 0.6 * (is_right and is_signal),
-        "metrics": {"is_right": float(is_right), "is_signal": float(is_signal), "is_state": float(is_state)},
+        "metrics": {"right_ratio": float(is_right), "signal_ratio": float(is_signal), "state_ratio": float(is_state)},
     }

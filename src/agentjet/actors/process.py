@@ -46,6 +46,8 @@ log = structlog.get_logger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
 PRESENCE_TTL_SECONDS = 5.0
+STOP_SECONDS = 55.0
+"""A learner finishes its step and writes a checkpoint before it leaves."""
 GIB = 1024**3
 
 Main = Callable[["Actor"], Awaitable[None]]
@@ -226,7 +228,7 @@ async def _until_stopped(actor: Actor, actor_main: Main, bus: NatsBus) -> int:
         actor.state = "stopping"
         for job in left:
             job.cancel()
-        await asyncio.wait(left, timeout=10.0)
+        await asyncio.wait(left, timeout=STOP_SECONDS)
     names = {jobs[job] for job in done}
     for job in done:
         _raise_first(job)

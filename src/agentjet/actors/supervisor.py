@@ -29,7 +29,7 @@ YOUNG_SECONDS = 30.0
 """A process that ends sooner has failed at its start."""
 MAX_YOUNG_DEATHS = 3
 MAX_DELAY_SECONDS = 5.0
-STOP_SECONDS = 10.0
+STOP_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
 
 

@@ -20,6 +20,7 @@ from agentjet.bus.server import EmbeddedServer
 from agentjet.config import SwarmSettings
 from agentjet.config.place import RunPlace
 from agentjet.errors import UserError
+from agentjet.observe.log import configure
 from agentjet.schemas import subject
 from agentjet.schemas.checkpoint import Checkpoint
 from agentjet.schemas.ids import RunId, Version
@@ -61,6 +62,8 @@ class Swarm:
         Raises UserError (also inside, by cancelling the body) when an actor does not start.
         """
         self.place.secret()
+        self.place.logs.mkdir(parents=True, exist_ok=True)
+        configure(actor="swarm", run=self.run, path=self.place.logs / "swarm.log")
         async with contextlib.AsyncExitStack() as stack:
             if self.settings.nats.url == "embedded":
                 await self._start_server(stack)

@@ -89,6 +89,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(argv: Sequence[str]) -> int:
     """Run a command and return its exit code; errors are printed as the module's docstring says."""
     words, is_debug = _without_debug(argv)
+    if words and not words[0].startswith("-"):
+        # Standard output belongs to what was asked for; what the library logs goes to standard error.
+        from agentjet.observe.log import configure
+
+        configure(actor="agentjet", level="debug" if is_debug else "warning")
     try:
         result = build_app()(words, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()

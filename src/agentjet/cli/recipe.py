@@ -31,7 +31,7 @@ class Recipe:
     algorithm: str = ""
     eval_every: int = 10
     eval_tasks: int = 7
-    checkpoint_every: int = 0
+    checkpoint_every: int = 20
     references: dict[str, float] = field(default_factory=dict)
     """Lines on the curve: label to mean reward."""
 

@@ -9,7 +9,7 @@ from agentjet.schemas.sample import Sample, SampledCall
 
 
 def batch_metrics(batch: Sequence[Sequence[Sample]], policy_step: int) -> dict[str, float]:
-    """The figures by name; a metric that clients report is `episode.<name>`, the mean over those that report it."""
+    """The figures by name; a metric that clients report is `episode/<name>`, the mean over those that report it."""
     samples = [sample for group in batch for sample in group]
     calls = [call for sample in samples for call in sample.calls]
     lags = [lag for call in calls for lag in _staleness(call, policy_step)]
@@ -29,7 +29,7 @@ def batch_metrics(batch: Sequence[Sequence[Sample]], policy_step: int) -> dict[s
         "staleness_mean": mean(lags),
         "staleness_max": max(lags, default=0.0),
         **{
-            f"episode.{name}": mean(sample.metrics[name] for sample in samples if name in sample.metrics)
+            f"episode/{name}": mean(sample.metrics[name] for sample in samples if name in sample.metrics)
             for name in names
         },
     }

@@ -14,7 +14,7 @@ It does not know how a step is computed (`Trainer`).
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,15 @@ from agentjet.schemas.presence import Presence, Waiting
 from agentjet.schemas.sample import Sample, SlotRecord
 from agentjet.schemas.subject import Stream, stream_name
 from agentjet.training.publisher import WeightsPublisher
-from agentjet.training.state import load_state, save_state
+from agentjet.training.state import MANIFEST, load_state, save_state
 from agentjet.training.trainer import StepResult, Trainer
 
 log = structlog.get_logger(__name__)
 
 PREDECESSOR_SECONDS = 12.0
 """How long a predecessor's heartbeat may linger before it counts as alive."""
+VERIFY_SECONDS = 60.0
+"""How long a checkpoint on disk may take to be verified."""
 
 
 class Incarnation:
@@ -98,7 +100,7 @@ class Incarnation:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._read_samples(feed))
             group.create_task(self._await_finish(feed))
-            group.create_task(self._learn(feed))
+            group.create_task(self._learn_until_stopped(feed))
 
     async def _refuse_a_second(self) -> None:
         give_up = time.monotonic() + PREDECESSOR_SECONDS
@@ -143,12 +145,30 @@ class Incarnation:
         await self._publish(self._start_sequence)
 
     async def _base(self) -> Checkpoint | None:
-        """The newest verified checkpoint whose step stands in LEDGER."""
+        """The newest verified checkpoint whose step stands in LEDGER; a newer one on disk is waited for."""
+        give_up = time.monotonic() + VERIFY_SECONDS
+        while True:
+            base = await self._newest_verified()
+            written = await asyncio.to_thread(self._newest_written)
+            if written is None or (base is not None and Version.parse(base.version) >= written):
+                return base
+            if time.monotonic() > give_up:
+                log.warning("a checkpoint was never verified; starting from an older one", version=str(written))
+                return base
+            self._say(f"checkpoint {written} to be verified", unblocked_by="the checkpoint actor")
+            await asyncio.sleep(0.2)
+
+    async def _newest_verified(self) -> Checkpoint | None:
         name, of = stream_name(self._run, Stream.CHECKPOINTS), subject.checkpoints_of(self._run, self._model)
         stored = await self._bus.last_many(name, [of])
         records = [await read_as(Checkpoint, self._bus, self._run, Stream.CHECKPOINTS, one) for one in stored.values()]
         usable = [one for one in records if self._view.is_valid(Version.parse(one.version)) and _exists(one)]
         return max(usable, key=lambda one: Version.parse(one.version), default=None)
+
+    def _newest_written(self) -> Version | None:
+        folder = self._place.checkpoints(self._model)
+        names = [path.parent.name for path in folder.glob(f"[0-9]*/{MANIFEST}")]
+        return max((version for name in names if self._view.is_valid(version := Version.parse(name))), default=None)
 
     def _make_trainer(self, base: Checkpoint | None) -> Trainer:
         trainer = Trainer(
@@ -196,6 +216,14 @@ class Incarnation:
             if self._curriculum.finish is not None:
                 await feed.put(None)
 
+    async def _learn_until_stopped(self, feed: "asyncio.Queue[StoredMessage | None]") -> None:
+        """A step that has begun is finished, and a stop leaves a checkpoint: going on loses no step."""
+        try:
+            await self._learn(feed)
+        except asyncio.CancelledError:
+            await self._save()
+            raise
+
     async def _learn(self, feed: "asyncio.Queue[StoredMessage | None]") -> None:
         while True:
             self._say_idle()
@@ -204,9 +232,9 @@ class Incarnation:
                 self._fold.finish(self._curriculum.num_issued(self._model))
             else:
                 await self._take(message)
-            await self._settle()
+            await finish(self._settle())
             if self._is_last or message is None:
-                await self._save()
+                await finish(self._save())
 
     @property
     def _is_last(self) -> bool:
@@ -323,6 +351,17 @@ class Incarnation:
             self._say("the run's end", unblocked_by="the curriculum: a last evaluation")
         elif not self._wait.what.startswith("samples"):
             self._say(f"samples for step {self._step + 1}", unblocked_by="rollouts, reward, merger")
+
+
+async def finish(work: Coroutine[Any, Any, None]) -> None:
+    """Await work to its end even when the caller is cancelled meanwhile; the cancellation follows then."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        task.result()
+        raise
 
 
 def _exists(checkpoint: Checkpoint) -> bool:

@@ -102,16 +102,24 @@ async def steps(bus: Bus, run: RunId) -> list[LearnerStep]:
 
 
 @contextlib.asynccontextmanager
-async def living(bus: Bus, run: RunId, of: SwarmSettings, name: str = "one") -> AsyncIterator[asyncio.Task[None]]:
-    """A learner and the checkpoint actor; cancelled (a clean kill: nothing of it survives in memory) at the end."""
-    learner = asyncio.create_task(Incarnation(bus, run, MODEL, of, name=name).run())
+async def living(
+    bus: Bus, run: RunId, of: SwarmSettings, name: str = "one", *, crashes: bool = False
+) -> AsyncIterator[asyncio.Task[None]]:
+    """A learner and the checkpoint actor, stopped at the end; one that crashes has no chance to save."""
+    incarnation = Incarnation(bus, run, MODEL, of, name=name)
+    learner = asyncio.create_task(incarnation.run())
     keeper = asyncio.create_task(CheckpointKeeper(bus, run, of).run())
     try:
         yield learner
     finally:
+        if crashes:
+            incarnation._save = nothing
         for task in (learner, keeper):
             task.cancel()
         await asyncio.gather(learner, keeper, return_exceptions=True)
+
+
+async def nothing() -> None: ...
 
 
 async def until(condition, seconds: float = 30.0) -> None:
@@ -185,7 +193,7 @@ def fields_of_slot(record: Sample) -> dict[str, object]:
 
 async def test_a4_after_a_kill_every_group_is_trained_exactly_once(memory_bus, run, tmp_path, model_folder: Path):
     of = settings(tmp_path, model_folder)
-    async with living(memory_bus, run, of):
+    async with living(memory_bus, run, of, crashes=True):
         await put_group(memory_bus, run, 0)
         await put_group(memory_bus, run, 1)
         await until(with_checkpoint(memory_bus, run, "1-1"))
@@ -207,7 +215,7 @@ async def test_a_resumed_step_has_the_bits_of_the_uninterrupted_one(memory_bus, 
             await put_group(memory_bus, other_run, group)
         await until(after_step(memory_bus, other_run, 2))
     of = settings(tmp_path / "cut", model_folder)
-    async with living(memory_bus, run, of):
+    async with living(memory_bus, run, of, crashes=True):
         await put_group(memory_bus, run, 0)
         await put_group(memory_bus, run, 1)
         await until(with_checkpoint(memory_bus, run, "1-1"))
@@ -222,7 +230,7 @@ async def test_a_resumed_step_has_the_bits_of_the_uninterrupted_one(memory_bus, 
 
 async def test_a19_a_record_below_the_checkpoint_s_position_is_trained_once(memory_bus, run, tmp_path, model_folder):
     of = settings(tmp_path, model_folder)
-    async with living(memory_bus, run, of):
+    async with living(memory_bus, run, of, crashes=True):
         await put_slot(memory_bus, run, sample(run, 2, 0, 1.0))
         await put_group(memory_bus, run, 0)
         await put_group(memory_bus, run, 1)
@@ -237,7 +245,7 @@ async def test_a19_a_record_below_the_checkpoint_s_position_is_trained_once(memo
 async def test_a20_steps_after_the_checkpoint_are_voided_and_taken_again(memory_bus, run, tmp_path, model_folder):
     of = settings(tmp_path, model_folder)
     of = of.model_copy(update={"checkpoint": CheckpointSettings(every_steps=2, keep=5)})
-    async with living(memory_bus, run, of):
+    async with living(memory_bus, run, of, crashes=True):
         for group in range(6):
             await put_group(memory_bus, run, group)
         await until(with_checkpoint(memory_bus, run, "1-2"))
@@ -291,3 +299,17 @@ async def test_a_log_that_lost_its_end_is_refused(memory_bus, run, tmp_path: Pat
     await memory_bus.ensure_stream(spec)
     with pytest.raises(FencedError, match="lost its end"):
         await Incarnation(memory_bus, run, MODEL, of, name="two").run()
+
+
+async def test_a_stopped_learner_leaves_a_checkpoint_of_its_last_step(memory_bus, run, tmp_path, model_folder: Path):
+    of = settings(tmp_path, model_folder).model_copy(update={"checkpoint": CheckpointSettings(every_steps=0)})
+    async with living(memory_bus, run, of):
+        await put_group(memory_bus, run, 0)
+        await put_group(memory_bus, run, 1)
+        await until(after_step(memory_bus, run, 1))
+    async with living(memory_bus, run, of, name="two"):
+        await put_group(memory_bus, run, 2)
+        await put_group(memory_bus, run, 3)
+        await until(after_step(memory_bus, run, 2, incarnation=2))
+    starts = [one for one in await ledger(memory_bus, run) if isinstance(one, LearnerStart)]
+    assert [one.base_step for one in starts] == [0, 1]

@@ -1,0 +1,112 @@
+"""Whole runs by the command that a newcomer types: real server, real processes, real (tiny) models."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+AGENTJET = [str(Path(sys.executable).with_name("agentjet"))]
+
+
+def agentjet(*words: str, timeout_seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*AGENTJET, *words], capture_output=True, text=True, timeout=timeout_seconds, check=False)
+
+
+def json_of(*words: str) -> Any:
+    done = agentjet(*words)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def running_demo(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A demo under way that would take minutes; interrupted at the end if the test has not."""
+    words = ("demo", "--model", "tiny", "--steps", "500", "--seed", "3", "--dir", str(tmp_path / "run"))
+    process = subprocess.Popen([*AGENTJET, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield process, tmp_path / "run"
+    finally:
+        process.terminate()
+        process.wait(30)
+        if process.stdout:
+            process.stdout.close()
+
+
+def wait_for_step(folder: Path, step: int, seconds: float = 90.0) -> dict[str, Any]:
+    give_up = time.monotonic() + seconds
+    while time.monotonic() < give_up:
+        done = agentjet("status", "--json", "--config", str(folder / "swarm.toml"))
+        if done.returncode == 0:
+            status = json.loads(done.stdout)
+            if status["models"] and min(model["step"] for model in status["models"]) >= step:
+                return status
+        time.sleep(0.5)
+    raise AssertionError(f"step {step} was not reached: {done.stdout}{done.stderr}")
+
+
+def test_the_tiny_demo_trains_and_accounts_for_every_episode(tmp_path: Path):
+    words = ("demo", "--model", "tiny", "--steps", "6", "--json", "--seed", "1", "--dir", str(tmp_path / "run"))
+    line = json_of(*words)
+    assert line["steps"] == 6
+    assert line["lost"] == line["duplicated"] == 0
+    assert line["settled"] == line["episodes"] >= 6 * 32
+    assert line["merge_token_ratio"] > 2
+    assert (tmp_path / "run" / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "run" / "checkpoints" / "policy" / "1-6" / "manifest.json").is_file()
+    assert left_over(tmp_path) == []
+
+
+def left_over(folder: Path) -> list[str]:
+    """Processes that still name the folder in their arguments or environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            text = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+        except OSError:
+            continue
+        if str(folder / "run").encode() in text and int(process.name) != os.getpid():
+            found.append(process.name)
+    return found
+
+
+def test_a_finished_demo_is_gone_on_with(tmp_path: Path):
+    words = ("demo", "--model", "tiny", "--json", "--dir", str(tmp_path / "run"))
+    first = json_of(*words, "--steps", "2")
+    second = json_of(*words, "--steps", "4")
+    assert second["run"] == first["run"]
+    assert (first["steps"], second["steps"]) == (2, 4)
+    assert second["lost"] == second["duplicated"] == 0
+
+
+@pytest.mark.slow
+def test_two_models_learn_in_one_episode(tmp_path: Path):
+    words = ("demo", "--model", "tiny", "--models", "2", "--steps", "20", "--json", "--dir", str(tmp_path / "run"))
+    line = json_of(*words)
+    assert line["steps"] == 20
+    assert line["lost"] == line["duplicated"] == 0
+    assert line["reward_last"] > line["reward_first"] + 0.1
+    for model in ("sender", "receiver"):
+        assert (tmp_path / "run" / "checkpoints" / model / "1-20").is_dir()
+
+
+def test_a_running_demo_can_be_looked_into_and_interrupted(running_demo: tuple[subprocess.Popen[str], Path]):
+    process, folder = running_demo
+    status = wait_for_step(folder, 2)
+    kinds = {actor["actor"] for actor in status["actors"]}
+    assert kinds == {"checkpoint", "curriculum", "inference", "learner", "merger", "reward", "rollout"}
+    names = {stream["name"].rpartition("_")[2] for stream in status["streams"]}
+    assert names >= {"TASKS", "CALLS", "SAMPLES", "LEDGER"}
+    audit = json_of("audit", "--json", "--config", str(folder / "swarm.toml"))
+    assert audit["lost"] == audit["duplicated"] == 0
+    process.send_signal(2)
+    assert process.wait(30) == 130
+    # What was collected stays, and the run goes on from it.
+    again = json_of("demo", "--model", "tiny", "--steps", "3", "--json", "--dir", str(folder))
+    assert again["lost"] == again["duplicated"] == 0
+    assert again["steps"] >= 3
