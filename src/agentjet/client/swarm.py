@@ -151,7 +151,7 @@ class SwarmClient:
             run=self._run, pool=check_token(pool, "pool"), group=group, task=dict(task), size=n, worker=self.worker
         )
         while not (offer := await self._offer(question)).granted:
-            if offer.reason != "full":
+            if offer.reason not in ("full", "busy"):
                 raise UsageError(f"the swarm refuses the task for pool {pool!r}: {offer.reason}")
             await asyncio.sleep(_FULL_SECONDS)
         # The offer's tickets may come without their task.

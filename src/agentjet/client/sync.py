@@ -21,7 +21,7 @@ from agentjet.schemas.episode import EndReply
 T = TypeVar("T")
 
 
-class _LoopThread:
+class LoopThread:
     """An event loop of its own, to wait for from other threads."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class _LoopThread:
 class SyncEpisode:
     """`ClientEpisode`, waited for."""
 
-    def __init__(self, episode: ClientEpisode, thread: _LoopThread) -> None:
+    def __init__(self, episode: ClientEpisode, thread: LoopThread) -> None:
         self._episode, self._thread = episode, thread
         self.ticket, self.task, self.seed = episode.ticket, episode.task, episode.seed
         self.models, self.model, self.sampling = episode.models, episode.model, episode.sampling
@@ -87,7 +87,7 @@ class SyncSwarmClient:
 
     def __init__(self, url: str = "nats://127.0.0.1:4222", **options: Any) -> None:
         self._client = SwarmClient(url, **options)
-        self._thread: _LoopThread | None = None
+        self._thread: LoopThread | None = None
 
     @property
     def run(self) -> str:
@@ -110,7 +110,7 @@ class SyncSwarmClient:
         return [SyncEpisode(one, thread) for one in thread.wait(self._client.open(task, pool=pool, group=group, n=n))]
 
     def __enter__(self) -> Self:
-        self._thread = _LoopThread()
+        self._thread = LoopThread()
         try:
             self._thread.wait(self._client.__aenter__())
         except BaseException:
@@ -126,7 +126,7 @@ class SyncSwarmClient:
         thread.stop()
         self._thread = None
 
-    def _running(self) -> _LoopThread:
+    def _running(self) -> LoopThread:
         if self._thread is None:
             raise RuntimeError("the swarm client is not open: use `with SyncSwarmClient(...) as swarm:`")
         return self._thread

@@ -81,7 +81,8 @@ class Worker:
         if self.kill_reason:
             return self.kill_reason
         try:
-            code = await asyncio.wait_for(asyncio.shield(self.exit_code), _EXIT_SECONDS)
+            async with asyncio.timeout(_EXIT_SECONDS):
+                code = await asyncio.shield(self.exit_code)
         except TimeoutError:
             return "closed its connection"
         if code >= 0:

@@ -1,0 +1,181 @@
+"""Clients with agents of their own, against the real curriculum, inference and reward."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from chat_models import RUN
+from live_swarm import LiveSwarm
+from openai import AsyncOpenAI
+
+from agentjet.bus.memory import MemoryBus
+from agentjet.bus.record import last, stream_specs
+from agentjet.bus.server import EmbeddedServer
+from agentjet.client import SwarmClient, SyncEpisode, SyncSwarmClient
+from agentjet.client.swarm import find_run
+from agentjet.client.sync import LoopThread
+from agentjet.config.settings import SwarmSettings
+from agentjet.errors import ConfigError, UsageError
+from agentjet.gateway import ApiError
+from agentjet.schemas import subject
+from agentjet.schemas.episode import EndStatus, Episode
+from agentjet.schemas.ids import RunId, TicketId
+from agentjet.schemas.score import Outcome
+from agentjet.schemas.subject import Stream, stream_name
+
+
+def settings(**pools: dict[str, object]) -> SwarmSettings:
+    return SwarmSettings.model_validate({"models": {"m": {"path": "tiny"}}, "pools": pools})
+
+
+@pytest.fixture
+async def swarm(memory_bus: MemoryBus):
+    pools = settings(own={"max_offers": 2, "sampling": {"max_tokens": 5}})
+    async with LiveSwarm(memory_bus, pools, "low").running(plays=False) as live:
+        yield live
+
+
+async def stored_end(bus: MemoryBus, ticket: TicketId) -> Episode:
+    found = await last(Episode, bus, RUN, Stream.EPISODES, subject.episode(RUN, ticket))
+    assert found is not None
+    return found[1]
+
+
+async def test_a_group_of_ones_own_is_played_over_the_bus_and_over_http(memory_bus: MemoryBus, swarm: LiveSwarm):
+    async with SwarmClient(bus=memory_bus) as client:
+        assert client.run == RUN
+        by_bus, by_http = await client.open({"q": 1}, pool="own", group="g1", n=2)
+        async with by_bus, by_http:
+            assert by_bus.task == {"q": 1}
+            messages = [{"role": "user", "content": "hi"}]
+            reply = await by_bus.call(messages)
+            assert (reply["role"], reply["content"]) == ("assistant", "low")
+            async with AsyncOpenAI(base_url=by_http.base_url, api_key=by_http.api_key) as openai:
+                await openai.chat.completions.create(model=by_http.model, messages=messages)  # type: ignore[arg-type]
+            by_bus.log({"role": "user", "content": "hi"})
+            assert (await by_bus.end(1.0, metrics={"turns": 1})).accepted
+            assert (await by_http.end(0.0)).accepted
+    scores = await swarm.scores(2)
+    assert sorted((score.reward, len(score.calls["m"])) for score in scores) == [(0.0, 1), (1.0, 1)]
+    episode = await stored_end(memory_bus, by_bus.ticket.id)
+    assert (episode.metrics, len(episode.transcript)) == ({"turns": 1.0}, 1)
+
+
+async def test_a2_ending_twice_gives_the_same_reply_and_one_effect(memory_bus: MemoryBus, swarm: LiveSwarm):
+    async with SwarmClient(bus=memory_bus) as client:
+        first, _ = await client.open({}, pool="own", group="g", n=2)
+        await first.call([{"role": "user", "content": "hi"}])
+        assert await first.end(1.0) == await first.end(0.0) == await first.abort("changed my mind")
+        assert (await stored_end(memory_bus, first.ticket.id)).reward == 1.0
+
+
+async def test_asking_again_for_a_group_gives_its_tickets_and_the_newest_attempt_counts(
+    memory_bus: MemoryBus, swarm: LiveSwarm
+):
+    async with SwarmClient(bus=memory_bus) as lost, SwarmClient(bus=memory_bus) as client:
+        old = await lost.open({}, pool="own", group="g", n=2)
+        new = await client.open({}, pool="own", group="g", n=2)
+        assert [one.ticket.id for one in old] == [one.ticket.id for one in new]
+        assert all(before.attempt < after.attempt for before, after in zip(old, new, strict=True))
+        with pytest.raises(ApiError) as refused:
+            await old[0].call([{"role": "user", "content": "hi"}])
+        assert refused.value.status in (401, 409)
+        await new[0].call([{"role": "user", "content": "hi"}])
+        await new[0].end(1.0)
+        late = await old[0].end(0.5)
+        assert (late.accepted, late.reason) == (False, "superseded")
+
+
+async def test_leaving_an_episode_by_an_error_aborts_it(memory_bus: MemoryBus, swarm: LiveSwarm):
+    async with SwarmClient(bus=memory_bus) as client:
+        broken, left = await client.open({}, pool="own", group="g", n=2)
+        with pytest.raises(KeyError):
+            async with broken:
+                raise KeyError("tool")
+        async with left:
+            pass
+    for one, words in ((broken, "KeyError"), (left, "without end()")):
+        episode = await stored_end(memory_bus, one.ticket.id)
+        assert episode.fault is not None
+        assert episode.status is EndStatus.ABORTED
+        assert words in episode.fault.message
+    assert {score.outcome for score in await swarm.scores(2)} == {Outcome.ABORTED}
+
+
+async def test_t13_an_end_without_a_call_is_a_failure(memory_bus: MemoryBus, swarm: LiveSwarm):
+    async with SwarmClient(bus=memory_bus) as client:
+        first, _ = await client.open({}, pool="own", group="g", n=2)
+        await first.end(1.0)
+    (score,) = await swarm.scores(1)
+    assert score.fault is not None
+    assert (score.outcome, score.reward, score.fault.kind) == (Outcome.INVALID, None, "no_model_calls")
+
+
+async def test_tickets_of_a_pool_are_claimed_one_after_the_other(memory_bus: MemoryBus, tmp_path: Path):
+    _write(tmp_path / "tasks.jsonl", '{"question": "hi?"}\n')
+    pools = settings(given={"tasks": str(tmp_path / "tasks.jsonl"), "group_size": 2})
+    live = LiveSwarm(memory_bus, pools, "low")
+    seen: list[str] = []
+    async with live.running(plays=False) as swarm, SwarmClient(bus=memory_bus) as client:
+        async for episode in client.claim("given"):
+            async with episode:
+                reply = await episode.call([{"role": "user", "content": episode.task["question"]}])
+                await episode.end(float(reply["content"] == "low"))
+            seen.append(episode.ticket.id)
+            if len(seen) == 3:
+                break
+        assert [score.reward for score in await swarm.scores(3)] == [1.0] * 3
+    assert len(set(seen)) == 3
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+async def test_refusals_are_sentences(memory_bus: MemoryBus, swarm: LiveSwarm):
+    async with SwarmClient(bus=memory_bus) as client:
+        with pytest.raises(UsageError, match="a group of 1 trains nobody"):
+            await client.open({}, pool="own", group="g", n=1)
+    with pytest.raises(ConfigError, match=f"no run 'other-run'.*{RUN}"):
+        async with SwarmClient(bus=memory_bus, run="other-run"):
+            pass
+    with pytest.raises(UsageError, match="not open"):
+        await SwarmClient(bus=memory_bus).open({}, pool="own", group="g", n=2)
+
+
+async def test_the_newest_run_is_found(memory_bus: MemoryBus):
+    with pytest.raises(ConfigError, match="no run on this server"):
+        await find_run(memory_bus)
+    for run in (RunId("old-aaaaaa"), RunId("new-bbbbbb")):
+        for spec in stream_specs(run, max_bytes=1 << 20):
+            await memory_bus.ensure_stream(spec)
+        ledger = stream_name(run, Stream.LEDGER)
+        await memory_bus.publish(subject.ledger(run, "curriculum"), b"", stream=ledger)
+        await asyncio.sleep(0.01)
+    assert await find_run(memory_bus) == "new-bbbbbb"
+    assert await find_run(memory_bus, "old-aaaaaa") == "old-aaaaaa"
+
+
+async def test_the_sync_client_plays_from_a_thread(memory_bus: MemoryBus, swarm: LiveSwarm):
+    """The bus lives in this loop, so the client's episodes are made here and only played from the thread."""
+    async with SwarmClient(bus=memory_bus) as client:
+        episode, _ = await client.open({"q": 2}, pool="own", group="g", n=2)
+        await asyncio.to_thread(_play_from_a_thread, SyncEpisode(episode, _ThisLoop(asyncio.get_running_loop())))
+    assert [score.reward for score in await swarm.scores(1)] == [0.5]
+
+
+def _play_from_a_thread(episode: SyncEpisode) -> None:
+    with episode:
+        assert episode.call([{"role": "user", "content": "hi"}])["content"] == "low"
+        assert episode.task == {"q": 2}
+        assert episode.end(0.5).accepted
+
+
+class _ThisLoop(LoopThread):
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+
+def test_the_sync_client_connects_and_says_that_there_is_no_such_run(nats_server: EmbeddedServer):
+    with pytest.raises(ConfigError, match="no run 'nothing'"), SyncSwarmClient(nats_server.url, run="nothing"):
+        pass
