@@ -199,8 +199,10 @@ class Curriculum:
             if self._fenced is not None:
                 raise self._fenced
             self._wake.clear()
+            # Not `wait_for`: before Python 3.12 it loses a cancellation that comes together with the event.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._tick_seconds)
+                async with asyncio.timeout(self._tick_seconds):
+                    await self._wake.wait()
 
     async def _advance(self) -> bool:
         """Do all that can be done now; True when the run is over."""
