@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from agentjet.actors.swarm import Swarm, run_until_stopped
+from agentjet.cli.config import check_files
 from agentjet.cli.view import watch
 from agentjet.config.load import load
 from agentjet.errors import ConfigError
@@ -22,6 +23,7 @@ def up(*, config: Path = Path("swarm.toml")) -> None:
     loaded = load(config)
     if loaded.path is None or not loaded.settings.models:
         raise ConfigError(f"{config} configures no model; see `agentjet config show` and deploy/swarm.laptop.toml")
+    check_files(loaded.settings)
     asyncio.run(run_until_stopped(lambda: _up(Swarm(loaded.settings, config.absolute()))))
 
 
