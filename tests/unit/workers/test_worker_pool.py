@@ -152,8 +152,10 @@ async def test_children_of_a_crashed_agent_go_with_it(pool: WorkerPool):
 
 async def test_tasks_left_behind_end_with_the_episode(agent: Path):
     async with open_pool(f"{agent}:run", max_running=1) as pool:
-        await play(pool, do="leave a task")
-        assert (await play(pool, do="tasks"))[0].value["reward"] == 1.0
+        _, before = await play(pool, do="leave a task")
+        done, after = await play(pool, do="tasks")
+    assert before == after
+    assert done.value["reward"] == 1.0
 
 
 async def test_a_worker_that_leaked_is_replaced(agent: Path):
