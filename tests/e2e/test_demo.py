@@ -59,6 +59,8 @@ def test_the_tiny_demo_trains_and_accounts_for_every_episode(tmp_path: Path):
     assert line["merge_token_ratio"] > 2
     assert (tmp_path / "run" / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "run" / "checkpoints" / "policy" / "1-6" / "manifest.json").is_file()
+    audit = json_of("audit", "--json", "--config", str(tmp_path / "run" / "swarm.toml"))
+    assert audit["settled"] == line["settled"]
     assert left_over(tmp_path) == []
 
 

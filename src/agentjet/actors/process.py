@@ -29,6 +29,7 @@ import structlog
 from agentjet.bus.nats import NatsBus
 from agentjet.bus.protocol import Bus
 from agentjet.bus.record import stream_specs
+from agentjet.bus.server import EmbeddedServer
 from agentjet.config import SwarmSettings
 from agentjet.config.load import load
 from agentjet.config.place import RunPlace
@@ -185,6 +186,18 @@ async def connect(settings: SwarmSettings, *, name: str) -> NatsBus:
         password=nats.password.get_secret_value() or None,
         token=nats.token.get_secret_value() or None,
         credentials=str(nats.credentials) if nats.credentials else None,
+    )
+
+
+def embedded_server(settings: SwarmSettings) -> EmbeddedServer:
+    """The run's own server, not started yet."""
+    nats = settings.nats
+    return EmbeddedServer(
+        RunPlace(settings.run.dir).nats,
+        max_store_bytes=int(nats.store_gib * GIB),
+        port=nats.port,
+        token=nats.token.get_secret_value() or None,
+        sync_always=nats.sync == "always",
     )
 
 

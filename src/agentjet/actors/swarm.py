@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from agentjet.actors.process import connect, ensure_streams
+from agentjet.actors.process import connect, embedded_server, ensure_streams
 from agentjet.actors.supervisor import Supervisor, actor_specs
 from agentjet.bus.nats import NatsBus
 from agentjet.bus.protocol import Bus
@@ -28,8 +28,6 @@ from agentjet.schemas.ledger import RunFinish
 from agentjet.schemas.subject import Stream, stream_name
 
 log = structlog.get_logger(__name__)
-
-GIB = 1024**3
 
 
 class Swarm:
@@ -81,14 +79,7 @@ class Swarm:
                 raise _first(failed) from None
 
     async def _start_server(self, stack: contextlib.AsyncExitStack) -> None:
-        nats = self.settings.nats
-        self.server = EmbeddedServer(
-            self.place.nats,
-            max_store_bytes=int(nats.store_gib * GIB),
-            port=nats.port,
-            token=nats.token.get_secret_value() or None,
-            sync_always=nats.sync == "always",
-        )
+        self.server = embedded_server(self.settings)
         await stack.enter_async_context(self.server)
         self.place.announce(self.server.url, self.server.pid or 0)
         stack.callback(self.place.withdraw)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,14 +62,26 @@ class Target:
 
 @asynccontextmanager
 async def open_bus(settings: SwarmSettings) -> AsyncIterator[Bus]:
-    """A connection to the server of the settings."""
-    from agentjet.actors.process import connect
+    """A connection to the server of the settings.
 
-    bus = await connect(settings, name="agentjet command line")
-    try:
+    A run whose embedded server is not up can be read all the same: its server is started for as long as that takes.
+    """
+    from agentjet.actors.process import connect, embedded_server
+
+    async with AsyncExitStack() as stack:
+        if settings.nats.url == "embedded" and _is_asleep(RunPlace(settings.run.dir)):
+            server = await stack.enter_async_context(embedded_server(settings))
+            nats = settings.nats.model_copy(update={"url": server.url})
+            settings = settings.model_copy(update={"nats": nats})
+        bus = await connect(settings, name="agentjet command line")
+        stack.push_async_callback(bus.close)
         yield bus
-    finally:
-        await bus.close()
+
+
+def _is_asleep(place: RunPlace) -> bool:
+    """Whether the run's server has data but is not running."""
+    server = place.server()
+    return place.nats.is_dir() and (server is None or not _is_alive(server.pid))
 
 
 async def find_run(bus: Bus, settings: SwarmSettings) -> RunId:
