@@ -119,10 +119,12 @@ class EngineLoop:
 
     def run(self) -> None:
         """Works until a Close comes; requests that are still open then end with an EngineError."""
-        with torch.inference_mode():
-            while self._take_commands():
-                self._run_step()
-        self._fail(list(self._requests.values()), EngineError("the engine was closed while it generated"))
+        try:
+            with torch.inference_mode():
+                while self._take_commands():
+                    self._run_step()
+        finally:
+            self._fail(list(self._requests.values()), EngineError("the engine was closed while it generated"))
 
     def _take_commands(self) -> bool:
         """Handles what has come; waits when there is nothing else to do. False on Close."""
@@ -147,13 +149,10 @@ class EngineLoop:
     def _update(self, update: WeightUpdate) -> None:
         try:
             staged = self._model.stage(update.path, lambda: update.is_open)
-        except AgentJetError as error:
+        except Exception as error:  # noqa: BLE001 - whatever reading raises is the caller's, and ends no thread
             if update.settle("abandoned"):
-                update.done(error)
-            return
-        except (RuntimeError, OSError, ValueError, MemoryError) as error:
-            if update.settle("abandoned"):
-                update.done(EngineError(f"weights {update.path} could not be loaded: {error}"))
+                known = isinstance(error, AgentJetError)
+                update.done(error if known else EngineError(f"weights {update.path} could not be loaded: {error}"))
             return
         if staged is None or not update.settle("committed"):
             return

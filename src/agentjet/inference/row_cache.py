@@ -130,7 +130,6 @@ class RowCache:
             source = low
         else:
             self.store[:, :, target, :, :aside] = self.store[:, :, low, :, :aside]
-            source = target if source == low else source
         for table in (self._ids, self.num_known, self.num_computed, self._used):
             table[[low, target]] = table[[target, low]]
         return source, low

@@ -34,11 +34,11 @@ def draw(logits: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float
     if any(temperature != 1.0 for temperature in temperatures):
         logits.div_(torch.tensor(temperatures, device=logits.device).unsqueeze(1))
     probabilities = torch.softmax(logits, -1)
-    truncated = [row for row, sampling in enumerate(samplings) if sampling.top_k or sampling.top_p < 1]
-    weights = probabilities.clone() if truncated else probabilities
-    for row in truncated:
-        _truncate(weights[row], samplings[row])
-    tokens = _invert(weights, torch.tensor(uniforms, dtype=torch.float64, device=logits.device))
+    for row, sampling in enumerate(samplings):
+        # What stays keeps its probability, so the one of the drawn token is still that of the whole vocabulary.
+        if sampling.top_k or sampling.top_p < 1:
+            _truncate(probabilities[row], sampling)
+    tokens = _invert(probabilities, torch.tensor(uniforms, dtype=torch.float64, device=logits.device))
     greedy = [row for row, sampling in enumerate(samplings) if sampling.temperature == 0]
     if greedy:
         tokens[greedy] = probabilities[greedy].argmax(-1)

@@ -224,6 +224,9 @@ class TransformersEngine:
         if self._engine is not None and self._thread is not None and self._thread.is_alive():
             self._engine.commands.put(Close())
             await asyncio.to_thread(self._thread.join, _CLOSE_SECONDS)
+        # Also those whose request came too late for the thread to see it.
+        for queue in self._queues.values():
+            queue.put_nowait(EngineError("the engine was closed"))
 
 
 def _succeed(future: asyncio.Future[None]) -> None:

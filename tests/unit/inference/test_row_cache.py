@@ -61,6 +61,28 @@ def test_a_prefix_of_a_running_row_is_copied() -> None:
     assert_sound(rows)
 
 
+def test_what_a_running_row_has_not_computed_is_known_but_not_matched() -> None:
+    rows = cache()
+    ids = np.asarray([1, 2, 3, 4, 5, 6])
+    row = rows.acquire(ids, *rows.match(ids)[:2])
+    assert row is not None
+    rows.num_computed[row] = 2
+    assert rows.match(np.asarray([1, 2, 3, 4, 9]))[1:] == (2, 4)
+    rows.release(row)
+    assert rows.match(np.asarray([1, 2, 3, 4, 9]))[1:] == (2, 0)
+
+
+def test_an_idle_row_that_goes_on_otherwise_is_copied_and_kept() -> None:
+    rows = cache(max_rows=2)
+    row, _ = take(rows, [1, 2, 3, 4, 5, 6, 7])
+    assert row is not None
+    rows.release(row)
+    _, matched = take(rows, [1, 2, 3, 4, 5, 9])
+    assert matched == 5
+    assert rows.match(np.asarray([1, 2, 3, 4, 5, 6, 7, 8]))[1] == 7
+    assert_sound(rows)
+
+
 def test_the_last_prompt_token_is_always_left_to_compute() -> None:
     rows = cache()
     take(rows, [1, 2, 3, 4, 5])
