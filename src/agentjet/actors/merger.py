@@ -8,12 +8,12 @@ import time
 
 from agentjet.actors.process import Actor, main
 from agentjet.bus.handler import ConsumeState, PostponeError, consume
-from agentjet.bus.protocol import StoredMessage
+from agentjet.bus.protocol import Bus, StoredMessage
 from agentjet.bus.record import put_once, read_as
 from agentjet.merging.timeline import merge_episode, tombstone
 from agentjet.schemas import subject
 from agentjet.schemas.call import Call
-from agentjet.schemas.ids import TicketId
+from agentjet.schemas.ids import RunId, TicketId
 from agentjet.schemas.sample import Sample, Tombstone, TombstoneReason
 from agentjet.schemas.score import Outcome, Score
 from agentjet.schemas.subject import Stream, stream_name
@@ -25,8 +25,8 @@ CALL_WAIT_SECONDS = 60.0
 class Merger:
     """One worker of the stage."""
 
-    def __init__(self, actor: Actor) -> None:
-        self._bus, self._run = actor.bus, actor.run
+    def __init__(self, bus: Bus, run: RunId) -> None:
+        self._bus, self._run = bus, run
         self._first_missed: dict[TicketId, float] = {}
         self._state = ConsumeState(0, 0, 0, 0, "a score", time.monotonic())
 
@@ -81,7 +81,7 @@ class Merger:
 
 async def run(actor: Actor) -> None:
     """Until stopped."""
-    merger = Merger(actor)
+    merger = Merger(actor.bus, actor.run)
     actor.metrics, actor.state = merger.metrics, "busy"
     consumer = await actor.bus.consumer(stream_name(actor.run, Stream.SCORES), "merger")
     await consume(consumer, merger.handle, name="merger", on_poison=merger.poison, concurrency=16, on_state=merger.note)
