@@ -83,6 +83,17 @@ def test_an_idle_row_that_goes_on_otherwise_is_copied_and_kept() -> None:
     assert_sound(rows)
 
 
+def test_a_continuation_moves_to_the_lowest_idle_row_and_what_lay_there_moves_up() -> None:
+    rows = cache()
+    for ids in ([1, 2, 3, 4, 5], [6, 7, 8, 9]):
+        take(rows, ids)
+    rows.release(0)
+    rows.release(1)
+    assert take(rows, [6, 7, 8, 9, 5, 5]) == (0, 4)
+    assert rows.match(np.asarray([1, 2, 3, 4, 5, 6]))[:2] == (1, 5)
+    assert_sound(rows)
+
+
 def test_the_last_prompt_token_is_always_left_to_compute() -> None:
     rows = cache()
     take(rows, [1, 2, 3, 4, 5])
