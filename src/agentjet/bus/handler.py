@@ -4,7 +4,7 @@ Invariants:
 
 - A message is acknowledged only after its handler returned; cancellation leaves it to be handed out again.
 - While a handler runs its message is kept in progress, however long it takes.
-- A handler that crashes is tried again after a growing delay; after `max_crashes` crashes of one subject the poison
+- A handler that crashes is tried again after a growing delay; after `max_crashes` crashes over one message the poison
   hook writes the terminal record and only then is the message acknowledged.
 - A failing bus and an unknown schema are never the message's fault: a delay and a warning, not a crash.
 
@@ -62,7 +62,8 @@ class _Stage:
     max_crashes: int
     backoff_seconds: float
     on_state: Callable[[ConsumeState], None] | None
-    crashes: dict[str, int] = field(default_factory=dict[str, int])
+    crashes: dict[int, int] = field(default_factory=dict[int, int])
+    """By sequence: in a queue of questions many messages share a subject."""
     num_running: int = 0
     num_handled: int = 0
     num_crashed: int = 0
@@ -112,12 +113,12 @@ class _Stage:
             # The boundary to the stage's code: a crash belongs to one message, not to the stage.
             await self._crashed(delivery, message, error)
         else:
-            self.crashes.pop(message.subject, None)
+            self.crashes.pop(message.sequence, None)
             self.num_handled += 1
             await delivery.ack()
 
     async def _crashed(self, delivery: Delivery, message: StoredMessage, error: Exception) -> None:
-        count = self.crashes[message.subject] = self.crashes.get(message.subject, 0) + 1
+        count = self.crashes[message.sequence] = self.crashes.get(message.sequence, 0) + 1
         self.num_crashed += 1
         log.error("a handler crashed", stage=self.name, subject=message.subject, crashes=count, exc_info=error)
         if count < self.max_crashes:
@@ -131,7 +132,7 @@ class _Stage:
             log.error("the poison hook failed", stage=self.name, subject=message.subject, exc_info=second)
             await delivery.nak(_MAX_DELAY_SECONDS if not isinstance(second, BusError) else _BUS_DELAY_SECONDS)
             return
-        self.crashes.pop(message.subject, None)
+        self.crashes.pop(message.sequence, None)
         self.num_poisoned += 1
         await delivery.ack()
 
@@ -157,7 +158,7 @@ async def consume(
         on_poison: Writes the terminal record of a message that crashed `max_crashes` times.
         concurrency: Most messages handled at once.
         in_progress_seconds: How often a running message's clock is restarted; well below the consumer's `ack_wait`.
-        max_crashes: Crashes of one subject before it counts as poison.
+        max_crashes: Crashes over one message before it counts as poison.
         backoff_seconds: Delay after the first crash; doubles, up to 30 s.
         on_state: Told the stage's state after each step.
 

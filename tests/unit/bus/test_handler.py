@@ -126,6 +126,26 @@ async def test_a22_a_message_that_always_crashes_gets_its_terminal_record_after_
     assert poisoned == [("s.1", "always")]
 
 
+async def test_crashes_over_messages_of_one_subject_are_counted_apart(memory_bus: MemoryBus):
+    tries: dict[int, int] = {}
+    poisoned: list[int] = []
+
+    async def handle(message: StoredMessage) -> None:
+        count = tries[message.sequence] = tries.get(message.sequence, 0) + 1
+        if message.sequence == 1 or count == 1:
+            raise ZeroDivisionError("always, or the first time")
+
+    async def on_poison(message: StoredMessage, _error: Exception) -> None:
+        poisoned.append(message.sequence)
+
+    async with stage(memory_bus, handle, num_messages=0, max_crashes=3, on_poison=on_poison):
+        for _ in range(6):
+            await memory_bus.publish("s.same", b"", stream="S")
+        await drained(memory_bus)
+    assert tries == {1: 3} | dict.fromkeys(range(2, 7), 2)
+    assert poisoned == [1]
+
+
 async def test_a_poison_hook_that_fails_leaves_the_message_unacknowledged(memory_bus: MemoryBus):
     hooks = 0
 
