@@ -27,12 +27,12 @@ class Claimed:
     attempt: int
     key: str
     since: float = field(default_factory=time.monotonic)
-    """Monotonic."""
+    """Monotonic, not after the claim was stored."""
 
     @property
     def seconds_left(self) -> float:
-        """Until the deadline, by the monotonic clock from the moment of the grant; never below a tenth of a second."""
-        return max(self.since + self.ticket.deadline_seconds - time.monotonic(), 0.1)
+        """Until the deadline, by the monotonic clock; negative when it has passed."""
+        return self.since + self.ticket.deadline_seconds - time.monotonic()
 
 
 def worker_name() -> str:
@@ -48,10 +48,10 @@ async def claim(bus: Bus, run: RunId, ticket: Ticket, worker: str) -> Claimed | 
         PostponeError: The claim can not be decided now.
         BusError: Nobody answers.
     """
-    question = ClaimRequest(run=run, ticket=ticket.id, worker=worker)
+    question, asked = ClaimRequest(run=run, ticket=ticket.id, worker=worker), time.monotonic()
     grant = await ask(bus, subject.claim_service(run), question, ClaimGrant, timeout_seconds=_CLAIM_SECONDS)
     if grant.granted:
-        return Claimed(ticket, grant.attempt, grant.key)
+        return Claimed(ticket, grant.attempt, grant.key, asked)
     if grant.reason in ("ended", "unknown"):
         return None
     raise PostponeError(f"{ticket.id}: the claim service says {grant.reason!r}", delay_seconds=BUSY_SECONDS)

@@ -12,8 +12,9 @@ from agentjet.bus.memory import MemoryBus
 from agentjet.bus.protocol import Request
 from agentjet.bus.record import put, put_once, read_as, stream_specs
 from agentjet.config.settings import ModelSettings, PoolSettings, RolloutSettings, SwarmSettings
-from agentjet.errors import ConfigError, WorkflowError
+from agentjet.errors import BusTimeoutError, ConfigError, WorkflowError
 from agentjet.rollout import Rollout
+from agentjet.rollout.claiming import claim
 from agentjet.rollout.ending import ended, store_end
 from agentjet.rollout.stage import Play
 from agentjet.schemas import subject
@@ -108,7 +109,11 @@ async def bus(memory_bus: MemoryBus, claims: Claims) -> AsyncIterator[MemoryBus]
 def settings(workflow: str, max_running: int = 8) -> SwarmSettings:
     return SwarmSettings(
         models={"m": ModelSettings(path="tiny")},
-        pools={"p": PoolSettings(workflow=workflow), "of-clients": PoolSettings()},
+        pools={
+            "p": PoolSettings(workflow=workflow),
+            "q": PoolSettings(workflow=workflow),
+            "of-clients": PoolSettings(),
+        },
         rollout=RolloutSettings(max_running=max_running),
     )
 
@@ -225,6 +230,39 @@ async def test_a2_ending_again_has_one_effect_and_the_same_reply(bus: MemoryBus)
     assert (late.accepted, late.reason) == (False, "superseded")
 
 
+async def test_an_end_that_the_bus_does_not_take_is_stored_later_and_not_played_again(
+    bus: MemoryBus, tmp_path: Path, claims: Claims, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agentjet.rollout.rollout._STORE_AGAIN_SECONDS", 0.01)
+    publish, failures = bus.publish, 3
+
+    async def unsure(to: str, *arguments: object, **options: object) -> int:
+        nonlocal failures
+        if to == subject.episode(RUN, ticket(0).id) and failures:
+            failures -= 1
+            raise BusTimeoutError("the server starts again")
+        return await publish(to, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bus, "publish", unsure)
+    async with playing(bus, tmp_path, FakeGateway()):
+        await offer(bus, ticket(0))
+        episode = await end_of(bus, ticket(0).id)
+        await until_no_tasks(bus)
+    assert (episode.status, episode.attempt, claims.attempt) == (EndStatus.COMPLETED, 1, 1)
+
+
+async def test_the_deadline_runs_from_before_the_claim_is_asked_for(bus: MemoryBus, claims: Claims):
+    async def slow(request: Request):
+        await asyncio.sleep(0.2)
+        return await claims(request)
+
+    other = RunId("test-bbbbbb")
+    async with bus.serve(subject.claim_service(other), slow, queue="claim"):
+        claimed = await claim(bus, other, ticket(0, deadline_seconds=1.0), "w")
+    assert claimed is not None
+    assert claimed.seconds_left <= 0.8
+
+
 async def test_no_more_run_at_once_than_the_settings_say(bus: MemoryBus, tmp_path: Path):
     async with playing(bus, tmp_path, FakeGateway(), max_running=2) as rollout:
         await offer(bus, *(ticket(index, "wait") for index in range(4)))
@@ -244,6 +282,19 @@ async def test_draining_finishes_what_runs_and_begins_nothing(bus: MemoryBus, tm
         await offer(bus, ticket(1))
         await asyncio.sleep(0.2)
         assert (await bus.stream_info(stream_name(RUN, Stream.TASKS))).num_messages == 1
+
+
+async def test_draining_gives_back_what_waits_for_a_place(bus: MemoryBus, tmp_path: Path):
+    async with playing(bus, tmp_path, FakeGateway(), max_running=1) as rollout:
+        await offer(bus, ticket(0, "wait"))
+        async with asyncio.timeout(10):
+            while not rollout.metrics()["num_running"]:
+                await asyncio.sleep(0.01)
+        await offer(bus, ticket(1, pool="q", group=GroupId("q-1")))
+        await asyncio.sleep(0.1)
+        await rollout.drain(5)
+        await asyncio.sleep(0.3)
+        assert rollout.metrics()["num_played"] == 1
 
 
 async def test_a6_a_broken_agent_stops_the_rollout_with_a_sentence(bus: MemoryBus, tmp_path: Path):
