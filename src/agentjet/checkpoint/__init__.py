@@ -1,7 +1,6 @@
 """Checkpoints on disk and in CHECKPOINTS: verify, name, prune, export. Knows no tensors."""
 
 from agentjet.checkpoint.keeper import CheckpointKeeper
-from agentjet.checkpoint.manifest import Manifest, read_manifest
 from agentjet.checkpoint.store import CheckpointStore
 
-__all__ = ["CheckpointKeeper", "CheckpointStore", "Manifest", "read_manifest"]
+__all__ = ["CheckpointKeeper", "CheckpointStore"]

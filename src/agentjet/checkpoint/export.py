@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from agentjet.checkpoint.manifest import STATE, verify
+from agentjet.durable.manifest import STATE, verify
 from agentjet.errors import CheckpointError
 
 WEIGHTS = "model.safetensors"

@@ -18,10 +18,10 @@ import structlog
 from agentjet.accounting.ledger import LedgerView
 from agentjet.bus.protocol import Bus
 from agentjet.bus.record import put, put_once, read
-from agentjet.checkpoint.manifest import Manifest, verify
 from agentjet.checkpoint.store import CheckpointStore, Entry, surplus
 from agentjet.config import SwarmSettings
 from agentjet.config.place import RunPlace
+from agentjet.durable.manifest import Manifest, verify
 from agentjet.errors import BusError, CheckpointError
 from agentjet.schemas import subject
 from agentjet.schemas.checkpoint import Checkpoint

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentjet.checkpoint.manifest import MANIFEST
+from agentjet.durable.manifest import MANIFEST, versions_in
 from agentjet.errors import CheckpointError
 from agentjet.schemas.ids import Version, is_token
 
@@ -39,16 +39,7 @@ class CheckpointStore:
 
     def entries(self, model: str) -> list[Entry]:
         """Complete checkpoints of a model, oldest first; damaged ones were moved aside and are left out."""
-        folder = self.root / model
-        found: list[Entry] = []
-        for path in folder.iterdir() if folder.is_dir() else ():
-            try:
-                version = Version.parse(path.name)
-            except ValueError:
-                continue
-            if (path / MANIFEST).is_file():
-                found.append(Entry(model, version, path))
-        return sorted(found, key=lambda entry: entry.version)
+        return [Entry(model, version, path) for version, path in versions_in(self.root / model).items()]
 
     def find(self, name: str) -> Path:
         """The folder that is meant by a path, by `model/version`, or by `model` (its newest).

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from agentjet.checkpoint.export import export as export_model
-from agentjet.checkpoint.manifest import read_manifest
-from agentjet.checkpoint.manifest import verify as verify_checkpoint
 from agentjet.checkpoint.store import CheckpointStore
 from agentjet.cli.output import readable_bytes, write_json, write_line
 from agentjet.cli.target import Target
+from agentjet.durable.manifest import read_manifest
+from agentjet.durable.manifest import verify as verify_checkpoint
 from agentjet.errors import CheckpointError
 
 

@@ -11,12 +11,12 @@ from statistics import fmean
 from typing import Any
 
 from agentjet.checkpoint.export import export
-from agentjet.checkpoint.manifest import MANIFEST
 from agentjet.checkpoint.store import CheckpointStore
 from agentjet.cli.output import write_json, write_line
 from agentjet.cli.target import Target
 from agentjet.config import PoolSettings, SwarmSettings
 from agentjet.curriculum.dataset import load_tasks
+from agentjet.durable.manifest import MANIFEST
 from agentjet.errors import ConfigError, UsageError
 from agentjet.reward.function import ADAPTER
 from agentjet.reward.scorer import decide, invalid, question, scored

@@ -28,6 +28,7 @@ from agentjet.bus.record import read, read_as
 from agentjet.config import SwarmSettings
 from agentjet.config.load import config_digest
 from agentjet.config.place import RunPlace
+from agentjet.durable.manifest import versions_in
 from agentjet.errors import FencedError, TrainingDivergedError
 from agentjet.pretrained.model_file import resolve
 from agentjet.schemas import subject
@@ -39,7 +40,7 @@ from agentjet.schemas.presence import Presence, Waiting
 from agentjet.schemas.sample import Sample, SlotRecord
 from agentjet.schemas.subject import Stream, stream_name
 from agentjet.training.publisher import WeightsPublisher
-from agentjet.training.state import MANIFEST, load_state, save_state
+from agentjet.training.state import load_state, save_state
 from agentjet.training.trainer import StepResult, Trainer
 
 log = structlog.get_logger(__name__)
@@ -70,6 +71,8 @@ class Incarnation:
         self._curriculum = CurriculumView()
         self._position_digest = ""
         self._samples: dict[SlotId, Sample] = {}
+        self._read_back_to = 0
+        """SAMPLES sequence up to which the restored fold knows records whose samples have to be read again."""
         self._number = 0
         self._step = 0
         self._saved_step = -1
@@ -166,9 +169,8 @@ class Incarnation:
         return max(usable, key=lambda one: Version.parse(one.version), default=None)
 
     def _newest_written(self) -> Version | None:
-        folder = self._place.checkpoints(self._model)
-        names = [path.parent.name for path in folder.glob(f"[0-9]*/{MANIFEST}")]
-        return max((version for name in names if self._view.is_valid(version := Version.parse(name))), default=None)
+        written = versions_in(self._place.checkpoints(self._model))
+        return max((version for version in written if self._view.is_valid(version)), default=None)
 
     def _make_trainer(self, base: Checkpoint | None) -> Trainer:
         trainer = Trainer(
@@ -183,6 +185,7 @@ class Incarnation:
         if base is not None:
             extra = load_state(trainer, Path(base.path))
             self._fold = LearnerFold.from_dict(extra["fold"], **self._fold_settings)
+            self._read_back_to = self._fold.position if self._fold.cursor <= self._fold.position else 0
             self._step = self._saved_step = int(extra["step"])
             self._position_digest = str(extra["position_digest"])
         return trainer
@@ -228,11 +231,15 @@ class Incarnation:
         while True:
             self._say_idle()
             message = await feed.get()
-            if message is None:
-                self._fold.finish(self._curriculum.num_issued(self._model))
-            else:
+            if message is not None:
                 await self._take(message)
-            await finish(self._settle())
+                if message.sequence >= self._read_back_to:
+                    self._read_back_to = 0
+            elif self._curriculum.finish is not None:
+                self._fold.finish(self._curriculum.num_issued(self._model))
+            # The restored fold may hold formed batches, of which not all samples are at hand yet.
+            if not self._read_back_to:
+                await finish(self._settle())
             if self._is_last or message is None:
                 await finish(self._save())
 

@@ -5,16 +5,15 @@ are on disk before its name is.
 """
 
 import hashlib
-import os
-from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from agentjet.durable.file import file_digest, replacing
 
 HASH_THREADS = 2
 
@@ -44,36 +43,6 @@ def write_snapshot(model: nn.Module, path: Path, dtype: torch.dtype) -> Snapshot
         save_file(weights, partial, metadata={"format": "pt"})
         num_bytes, sha256 = file_digest(partial)
     return Snapshot(name, num_bytes, sha256)
-
-
-def file_digest(path: Path) -> tuple[int, str]:
-    """Size and sha256 of a file."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return file.tell(), digest
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A name to write to; on success its bytes are synced and it takes the place of `path`, else it is removed."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        yield partial
-        sync([partial])
-        partial.replace(path)
-        sync([path.parent])
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def sync(paths: Iterable[Path]) -> None:
-    """Wait until files or folders are on disk."""
-    for path in paths:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _tensor_digest(name: str, weight: Tensor) -> str:

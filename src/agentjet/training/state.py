@@ -20,19 +20,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from agentjet.durable.file import sync
+from agentjet.durable.manifest import MANIFEST, STATE, verify_files, write_manifest
 from agentjet.errors import CheckpointError
 from agentjet.schemas.checkpoint import FileDigest
-from agentjet.training.snapshot import file_digest, sync
 from agentjet.training.trainer import Trainer
 
-MANIFEST = "manifest.json"
-WEIGHTS, MOMENTS, RANDOM, STATE = "model.safetensors", "optimizer.safetensors", "random.safetensors", "state.json"
+WEIGHTS, MOMENTS, RANDOM = "model.safetensors", "optimizer.safetensors", "random.safetensors"
 MODEL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 """What a model folder holds beside its weights."""
 FORMAT = 1
 
 
-def save_state(trainer: Trainer, folder: Path, extra: Mapping[str, Any]) -> list[FileDigest]:
+def save_state(trainer: Trainer, folder: Path, extra: Mapping[str, Any]) -> tuple[FileDigest, ...]:
     """Writes the state; a folder of that name is replaced only once the new one is whole.
 
     Args:
@@ -56,8 +56,7 @@ def save_state(trainer: Trainer, folder: Path, extra: Mapping[str, Any]) -> list
             "extra": dict(extra),
         }
         (partial / STATE).write_text(json.dumps(state, sort_keys=True))
-        files = _manifest(partial)
-        (partial / MANIFEST).write_text(json.dumps({"files": [file.model_dump() for file in files]}, indent=1))
+        files = write_manifest(partial)
         sync([*partial.iterdir(), partial])
         _take_place(partial, folder)
     except (OSError, SafetensorError) as error:
@@ -75,7 +74,7 @@ def load_state(trainer: Trainer, folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: Incomplete, damaged, or of another architecture; the trainer must not be used then.
     """
-    verify(folder)
+    verify_files(folder)
     try:
         state = json.loads((folder / STATE).read_text())
         weights, moments = load_file(folder / WEIGHTS), load_file(folder / MOMENTS)
@@ -96,20 +95,6 @@ def load_state(trainer: Trainer, folder: Path) -> dict[str, Any]:
     if "cuda" in random and torch.cuda.is_available():
         torch.cuda.set_rng_state(random["cuda"])
     return state["extra"]
-
-
-def verify(folder: Path) -> list[FileDigest]:
-    """Reads every byte of a checkpoint. CheckpointError names the first file that is missing or damaged."""
-    try:
-        listed = json.loads((folder / MANIFEST).read_text())["files"]
-        files = [FileDigest.model_validate(file) for file in listed]
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{folder} is no checkpoint: its {MANIFEST} can not be read ({error})") from error
-    for file in files:
-        path = folder / file.name
-        if not path.is_file() or file_digest(path) != (file.num_bytes, file.sha256):
-            raise CheckpointError(f"{path} is missing or damaged; resume from an older checkpoint")
-    return files
 
 
 def _copy_model_files(source: Path, target: Path) -> None:
@@ -146,11 +131,6 @@ def _load_moments(trainer: Trainer, moments: Mapping[str, Tensor]) -> None:
         for key in ("step", "exp_avg", "exp_avg_sq"):
             if f"{name}.{key}" in moments:
                 optimizer.adam.state[weight][key] = moments[f"{name}.{key}"].to(weight.device)
-
-
-def _manifest(folder: Path) -> list[FileDigest]:
-    found = [(path.name, *file_digest(path)) for path in sorted(folder.iterdir())]
-    return [FileDigest(name=name, num_bytes=num_bytes, sha256=sha256) for name, num_bytes, sha256 in found]
 
 
 def _architecture(trainer: Trainer) -> str:

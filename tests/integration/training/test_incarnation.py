@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
@@ -18,10 +19,19 @@ from agentjet.pretrained.tiny_model import build_tiny
 from agentjet.schemas import subject
 from agentjet.schemas.codec import encode
 from agentjet.schemas.ids import GroupId, RunId, new_run_id, slot_id
-from agentjet.schemas.ledger import DropReason, GroupDrop, LearnerStart, LearnerStep
+from agentjet.schemas.ledger import (
+    CurriculumStart,
+    DropReason,
+    GroupDrop,
+    GroupIssue,
+    LearnerStart,
+    LearnerStep,
+    RunFinish,
+)
 from agentjet.schemas.presence import Presence
 from agentjet.schemas.sample import MergeReport, Sample, SampledCall, Segment, Tombstone, TombstoneReason
 from agentjet.schemas.subject import Stream, stream_name
+from agentjet.schemas.task import EpisodeKind
 from agentjet.schemas.weights import Weights
 from agentjet.training.incarnation import Incarnation
 
@@ -313,3 +323,70 @@ async def test_a_stopped_learner_leaves_a_checkpoint_of_its_last_step(memory_bus
         await until(after_step(memory_bus, run, 2, incarnation=2))
     starts = [one for one in await ledger(memory_bus, run) if isinstance(one, LearnerStart)]
     assert [one.base_step for one in starts] == [0, 1]
+
+
+async def test_a_damaged_checkpoint_that_was_set_aside_does_not_stop_the_next_learner(
+    memory_bus, run, tmp_path, model_folder: Path
+):
+    of = settings(tmp_path, model_folder)
+    async with living(memory_bus, run, of, crashes=True):
+        await put_group(memory_bus, run, 0)
+        await put_group(memory_bus, run, 1)
+        await until(with_checkpoint(memory_bus, run, "1-1"))
+    folder = tmp_path / "checkpoints" / MODEL
+    (folder / "1-1").rename(folder / "1-1.damaged-1")
+    async with living(memory_bus, run, of, name="two"):
+        await until(after_step(memory_bus, run, 1, incarnation=2))
+
+
+async def test_a_batch_that_was_formed_before_the_checkpoint_is_trained_after_a_kill(
+    memory_bus, run, tmp_path, model_folder: Path
+):
+    """The record of a late group completes two batches at once; the second waits while the first is trained."""
+    of = settings(tmp_path, model_folder)
+    async with living(memory_bus, run, of, crashes=True):
+        for group in (1, 2, 3, 0):
+            await put_group(memory_bus, run, group)
+        await until(with_checkpoint(memory_bus, run, "1-2"))
+    shutil.rmtree(tmp_path / "checkpoints" / MODEL / "1-2")
+    async with living(memory_bus, run, of, name="two"):
+        await until(after_step(memory_bus, run, 2, incarnation=2))
+    starts = [one for one in await ledger(memory_bus, run) if isinstance(one, LearnerStart)]
+    assert [one.base_step for one in starts] == [0, 1]
+    assert [step.groups for step in await steps(memory_bus, run)][-1] == ("guess-2", "guess-3")
+
+
+async def test_a_run_that_goes_on_waits_for_whole_batches_again(memory_bus, run, tmp_path, model_folder: Path):
+    """The end of the run before stands in the ledger for ever, and says nothing about the groups after it."""
+    of = settings(tmp_path, model_folder)
+    to = subject.ledger(run, subject.CURRICULUM)
+    for record in (
+        RunFinish(run=run, reason="every model has taken its 0 steps"),
+        CurriculumStart(run=run, incarnation=1, config_digest=""),
+        *(group_issue(run, index) for index in range(3)),
+    ):
+        await put(memory_bus, run, Stream.LEDGER, to, record)
+    async with living(memory_bus, run, of):
+        await until(lambda: has_weights(memory_bus, run, "1-0"))
+        for group, rewards in enumerate(((1.0, 1.0), (1.0, 1.0), (1.0, 0.0))):
+            await put_group(memory_bus, run, group, rewards)
+        await asyncio.sleep(0.3)
+        await put_group(memory_bus, run, 3)
+        await until(after_step(memory_bus, run, 1))
+    assert (await steps(memory_bus, run))[0].groups == ("guess-2", "guess-3")
+
+
+def group_issue(run: RunId, index: int) -> GroupIssue:
+    return GroupIssue(
+        run=run,
+        pool="guess",
+        index=index,
+        kind=EpisodeKind.TRAIN,
+        position=index,
+        size=2,
+        seed=0,
+        models=(MODEL,),
+        ranks={MODEL: index},
+        deadline_seconds=60.0,
+        max_offers=1,
+    )

@@ -1,5 +1,4 @@
 import json
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ from agentjet.bus.memory import MemoryBus
 from agentjet.bus.record import last, put, stream_specs
 from agentjet.checkpoint import CheckpointKeeper
 from agentjet.config import CheckpointSettings, ModelSettings, RunSettings, SwarmSettings
+from agentjet.durable.manifest import write_manifest
 from agentjet.schemas import subject
 from agentjet.schemas.checkpoint import Checkpoint
 from agentjet.schemas.event import Event
@@ -56,11 +56,7 @@ class World:
         (folder / "model.safetensors").write_bytes(b"w")
         extra = {"version": str(version), "step": version.step, "incarnation": version.incarnation}
         (folder / "state.json").write_text(json.dumps({"extra": extra | {"ledger_sequence": 3, "cursor": 9}}))
-        files = [
-            {"name": path.name, "num_bytes": len(path.read_bytes()), "sha256": sha256(path.read_bytes()).hexdigest()}
-            for path in folder.iterdir()
-        ]
-        (folder / "manifest.json").write_text(json.dumps({"files": files}))
+        write_manifest(folder)
         return folder
 
     async def record(self, version: str) -> Checkpoint | None:

@@ -5,9 +5,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from agentjet.durable.manifest import verify_files, write_manifest
 from agentjet.errors import CheckpointError
 from agentjet.training import state
-from agentjet.training.state import load_state, save_state, verify
+from agentjet.training.state import load_state, save_state
 
 
 @pytest.mark.parametrize("minibatches", [1, 2])
@@ -57,7 +58,7 @@ def test_the_folder_is_a_model_that_transformers_loads(make_trainer, make_batch,
 
 def test_a_manifest_lists_every_other_file(make_trainer, tmp_path):
     files = save_state(make_trainer(), tmp_path / "s", {})
-    assert files == verify(tmp_path / "s")
+    assert files == verify_files(tmp_path / "s")
     names = {path.name for path in (tmp_path / "s").iterdir()}
     assert {file.name for file in files} | {"manifest.json"} == names
 
@@ -75,7 +76,7 @@ def test_a_damaged_file_is_named(make_trainer, make_batch, tmp_path, name):
 
 
 def test_no_checkpoint_is_said_so(make_trainer, tmp_path):
-    with pytest.raises(CheckpointError, match="is no checkpoint"):
+    with pytest.raises(CheckpointError, match="no whole checkpoint"):
         load_state(make_trainer(), tmp_path / "nowhere")
 
 
@@ -83,12 +84,7 @@ def test_another_architecture_is_refused(make_trainer, tmp_path):
     save_state(make_trainer(), tmp_path / "s", {})
     path = tmp_path / "s" / "state.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "architecture": "gpt of 3 weights in 1 tensors"}))
-    manifest = tmp_path / "s" / "manifest.json"
-    manifest.write_text(
-        json.dumps(
-            {"files": [file.model_dump() for file in state._manifest(tmp_path / "s") if file.name != "manifest.json"]}
-        )
-    )
+    write_manifest(tmp_path / "s")
     with pytest.raises(CheckpointError, match="holds a gpt"):
         load_state(make_trainer(), tmp_path / "s")
 
