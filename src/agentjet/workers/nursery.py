@@ -5,6 +5,7 @@ closes, or when its process dies, its workers die with it.
 """
 
 import asyncio
+import contextlib
 import itertools
 import os
 import signal
@@ -161,10 +162,14 @@ class Nursery:
         worker = self.workers[pid] = Worker(self, pid, reader, writer)
         return worker
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether it can fork."""
+        return self.is_alive and not self.is_retired
+
     def kill(self, pid: int) -> None:
         """Kills a worker by the zygote's hand, which knows that the pid is still that worker's."""
-        if self.is_alive:
-            self._command(b"k", pid)
+        self._order(b"k", pid)
 
     def retire(self) -> None:
         """Forks no more; idle workers leave now, running ones when they are done."""
@@ -172,8 +177,7 @@ class Nursery:
         for worker in self.idle:
             worker.dismiss()
         self.idle.clear()
-        if self.is_alive:
-            self._command(b"q", 0)
+        self._order(b"q", 0)
 
     async def close(self) -> None:
         """Ends everything; returns when the zygote is gone."""
@@ -188,6 +192,12 @@ class Nursery:
             worker.gone(-signal.SIGKILL)
         if self._process is not None:
             await asyncio.to_thread(_wait, self._process)
+
+    def _order(self, operation: bytes, number: int) -> None:
+        """A command that nobody has to hear: workers die with their zygote."""
+        with contextlib.suppress(ConnectionError):
+            if self.is_alive:
+                self._command(operation, number)
 
     def _command(self, operation: bytes, number: int, fd: int | None = None) -> None:
         if self._control is None or self._control.fileno() < 0:

@@ -167,23 +167,24 @@ class WorkerPool:
                 return await nursery.fork()
             except ConnectionError as error:
                 log.warning("no worker could be forked", entry=self.entry.text, error=str(error))
-                nursery.is_alive = False
+                # Not given up for dead: workers that it has can only be killed through it.
+                nursery.retire()
         raise WorkflowError(f"{self.entry.text}: no worker process can be started; see the log for the reason")
 
     async def _current(self) -> Nursery:
         """The nursery of the file's present code, started when there is none."""
         async with self._starting:
             current, stamp = self._nursery, self.entry.stamp()
-            if current is not None and current.is_alive and stamp == self._stamp:
+            if current is not None and current.is_usable and stamp == self._stamp:
                 return current
             self._stamp = stamp
-            if current is not None and current.is_alive and self._is_unchanged(current):
+            if current is not None and current.is_usable and self._is_unchanged(current):
                 return current
             fresh = Nursery(self.entry.text, self._adapter)
             try:
                 await fresh.start()
             except WorkflowError as error:
-                if current is None or not current.is_alive:
+                if current is None or not current.is_usable:
                     raise
                 self.problem = str(error)
                 log.error("changed code can not be used; the last good code goes on", error=str(error))
@@ -204,7 +205,7 @@ class WorkerPool:
 
     def _put_back(self, worker: Worker, rss_bytes: int) -> None:
         is_worn = worker.num_done >= self._recycle_after or rss_bytes > self._max_rss_bytes
-        if is_worn or worker.nursery.is_retired or not worker.nursery.is_alive:
+        if is_worn or not worker.nursery.is_usable:
             worker.dismiss()
         else:
             worker.nursery.idle.append(worker)

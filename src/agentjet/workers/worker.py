@@ -2,13 +2,15 @@
 
 One event loop lives as long as the worker, so that clients and connections of the user's code can be kept between
 pieces of work; tasks that a piece leaves behind are cancelled before the next. Nothing is read while user code runs:
-the way to stop it is to kill the process.
+the way to stop it is to kill the process. User code may emit from threads of its own; what comes after its piece is
+over is dropped, for it would stand among the messages of the next one.
 """
 
 import asyncio
 import os
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -31,14 +33,32 @@ def work(sock: socket.socket, adapter: Adapter, function: Callable[..., Any]) ->
     """Does what comes over the socket until it closes."""
     _fresh_randomness()
 
-    def emit(message: dict[str, Any]) -> None:
-        sock.sendall(pack({"message": message}))
-
     with asyncio.Runner() as runner:
         while (payload := receive(sock)) is not None:
-            reply = runner.run(_once(adapter, function, payload, emit))
+            outlet = _Outlet(sock)
+            reply = runner.run(_once(adapter, function, payload, outlet.emit))
             reply["rss_bytes"] = psutil.Process().memory_info().rss
-            sock.sendall(_packed(reply))
+            outlet.finish(_packed(reply))
+
+
+class _Outlet:
+    """What one piece of work sends: messages, whole ones from any thread, and then its reply."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+        self._is_over = False
+
+    def emit(self, message: dict[str, Any]) -> None:
+        frame = pack({"message": message})
+        with self._lock:
+            if not self._is_over:
+                self._sock.sendall(frame)
+
+    def finish(self, frame: bytes) -> None:
+        with self._lock:
+            self._is_over = True
+            self._sock.sendall(frame)
 
 
 async def _once(adapter: Adapter, function: Callable[..., Any], payload: dict[str, Any], emit: Emit) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import os
+import signal
+import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,10 +13,11 @@ import psutil
 import pytest
 
 from agentjet.errors import WorkflowError
+from agentjet.workers.nursery import Nursery
 from agentjet.workers.pool import WorkerPool
 
 CODE = """
-import asyncio, os, signal, subprocess, sys, time
+import asyncio, os, signal, subprocess, sys, threading, time
 from agentjet.errors import AbortError
 LEAK = []
 
@@ -35,6 +38,13 @@ async def run(task, policy):
             child = subprocess.Popen(["sleep", "100"])
             policy.log({"child": child.pid})
             os._exit(1)
+        case "threads":
+            lines = [{"text": str(index) * 300_000} for index in range(8)]
+            say = lambda line: [policy.log(line) for _ in range(9)]
+            threads = [threading.Thread(target=say, args=[line]) for line in lines]
+            for thread in threads: thread.start()
+            for thread in threads: thread.join()
+        case "late thread": threading.Timer(0.2, policy.log, [{"pid": -1}]).start()
         case "tasks": return float(len(asyncio.all_tasks()))
         case "sleep": await asyncio.sleep(task["seconds"])
         case "env": return {"result": [name for name in os.environ if name.startswith("AGENTJET_")]}
@@ -158,6 +168,21 @@ async def test_tasks_left_behind_end_with_the_episode(agent: Path):
     assert done.value["reward"] == 1.0
 
 
+async def test_threads_of_an_agent_may_log_at_once(pool: WorkerPool):
+    done, log = await play(pool, do="threads")
+    assert done.failure is None
+    assert sorted(line["text"][0] for line in log[1:]) == sorted("01234567" * 9)
+    assert all(len(set(line["text"])) == 1 for line in log[1:])
+
+
+async def test_what_a_thread_logs_after_its_episode_is_not_the_next_ones(agent: Path):
+    async with open_pool(f"{agent}:run", max_running=1) as pool:
+        _, first = await play(pool, do="late thread")
+        done, second = await play(pool, do="sleep", seconds=0.5)
+    assert done.failure is None
+    assert first == second
+
+
 async def test_a_worker_that_leaked_is_replaced(agent: Path):
     async with open_pool(f"{agent}:run", max_rss_bytes=250 << 20) as pool:
         _, before = await play(pool, do="leak")
@@ -205,6 +230,39 @@ async def test_a_killed_zygote_is_replaced(pool: WorkerPool):
     assert done.failure is not None
     assert done.failure.is_crash
     assert (await play(pool))[0].value["reward"] == 1.0
+
+
+async def test_a_zygote_that_does_not_fork_is_replaced_and_its_workers_can_still_be_killed(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agentjet.workers.nursery._FORK_SECONDS", 0.3)
+    messages: list[dict[str, int]] = []
+    running = asyncio.create_task(pool.run(payload(do="loop"), timeout_seconds=2.0, on_message=messages.append))
+    await asyncio.sleep(0.3)
+    assert pool._nursery is not None
+    assert pool._nursery._process is not None
+    stuck = pool._nursery._process
+    stuck.send_signal(signal.SIGSTOP)
+    try:
+        done, _ = await play(pool)
+    finally:
+        stuck.send_signal(signal.SIGCONT)
+    assert done.failure is None
+    late = await running
+    assert late.failure is not None
+    assert late.failure.is_late
+    await _gone(messages[0]["pid"])
+
+
+async def test_orders_to_a_zygote_that_is_gone_are_no_error():
+    nursery = Nursery("agent.py:run", ADAPTER)
+    nursery._control, other = socket.socketpair()
+    other.close()
+    nursery.is_alive = True
+    with nursery._control:
+        nursery.kill(1)
+        nursery.retire()
+    assert not nursery.is_usable
 
 
 async def test_closing_leaves_no_process(agent: Path):
