@@ -139,7 +139,10 @@ class StreamReader:
         request |= {"batch": _BATCH, "max_bytes": _BATCH_BYTES}
         replies = await self._batch(stream, request)
         status = status_of(replies[-1])
-        ended = status == "404" or (status == "204" and (replies[-1].headers or {}).get("Nats-Num-Pending") == "0")
+        headers = replies[-1].headers or {}
+        if status not in (None, "204", "404"):
+            raise BusError(f"reading {stream}: {headers.get('Description', status)}")
+        ended = status == "404" or (status == "204" and headers.get("Nats-Num-Pending") == "0")
         return [from_direct(m) for m in _bodies(replies)], not ended
 
     async def _batch(self, stream: str, request: dict[str, Any]) -> list[Msg]:

@@ -54,14 +54,19 @@ async def ensure(connection: NatsConnection, spec: StreamSpec) -> None:
         raise BusError(
             f"{what} exists with retention {present['retention']}, needed is {config['retention']}; use another run"
         )
-    widened = present | {
+    await connection.api(f"STREAM.UPDATE.{spec.name}", widened(present, spec), what=what)
+
+
+def widened(present: dict[str, Any], spec: StreamSpec) -> dict[str, Any]:
+    """The configuration of a stream that is there, grown to hold the spec as well."""
+    replicas = max(int(present["num_replicas"]), spec.replicas)
+    return present | {
         "subjects": sorted({*present["subjects"], *spec.subjects}),
         "max_bytes": max(int(present["max_bytes"]), spec.max_bytes),
         "allow_msg_ttl": bool(present.get("allow_msg_ttl")) or spec.allow_message_ttl,
-        "num_replicas": spec.replicas,
-        "allow_direct": spec.replicas == 1,
+        "num_replicas": replicas,
+        "allow_direct": replicas == 1,
     }
-    await connection.api(f"STREAM.UPDATE.{spec.name}", widened, what=what)
 
 
 async def names(connection: NatsConnection, prefix: str) -> list[str]:
