@@ -168,7 +168,8 @@ class WeightsFollower:
     async def _fetch(self, record: Weights) -> tuple[Path, bool]:
         """A file with the snapshot, and whether it is ours to delete."""
         shared = Path(record.path) if record.path else None
-        if shared is not None and (record.host == socket.gethostname() or not record.is_blob):
+        is_near = record.host == socket.gethostname() and shared is not None and shared.exists()
+        if shared is not None and (is_near or not record.is_blob):
             return shared, False
         name, prefix = stream_name(self._run, Stream.WEIGHTS), subject.blob(self._run, "weights")
         data = await self._bus.get_blob(name, prefix, record.sha256, record.num_bytes)

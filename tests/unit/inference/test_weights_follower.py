@@ -110,6 +110,14 @@ async def test_an_engine_gets_each_version_by_either_route(bus: MemoryBus, tmp_p
     assert list((tmp_path / "engine").glob("*")) == []
 
 
+async def test_an_engine_that_does_not_share_the_learners_files_takes_the_blob(bus: MemoryBus, tmp_path: Path):
+    engine, out = ScriptedEngine(), publisher(bus, tmp_path, "bus")
+    await out.publish(Version(1, 0), await start(bus), Source("zero"))
+    (tmp_path / "learner" / "1-0.safetensors").unlink()  # a container of the same host name
+    await follower(bus, engine, tmp_path).catch_up()
+    assert engine.loaded == [(Version(1, 0), b"zero")]
+
+
 async def test_a_late_engine_loads_only_the_newest(bus: MemoryBus, tmp_path: Path):
     engine, out = ScriptedEngine(), publisher(bus, tmp_path)
     await out.publish(Version(1, 0), await start(bus), Source("zero"))
