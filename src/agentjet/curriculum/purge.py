@@ -5,6 +5,8 @@
   found by bisecting store times, less a margin for clocks of a cluster.
 - SAMPLES: below the lowest cursor of every kept checkpoint; nothing while a trained model has none.
 - WEIGHTS: all but the newest versions of each model.
+- A blob's chunks lie before the record that names them, far before it where an earlier record has the same bytes. They
+  stay as long as their record.
 - A stream is only purged when it needs the space: CALLS above `keep_calls_gib`, the others when half full.
 
 TASKS and INFER empty themselves, EVENTS goes by age, LEDGER and CHECKPOINTS are kept for ever.
@@ -15,11 +17,12 @@ from collections.abc import Sequence
 import structlog
 
 from agentjet.bus.protocol import Bus, StreamInfo
-from agentjet.bus.record import read
+from agentjet.bus.record import BLOB_HEADER, read
 from agentjet.schemas import subject
 from agentjet.schemas.checkpoint import Checkpoint
 from agentjet.schemas.ids import RunId
-from agentjet.schemas.subject import Stream, stream_name
+from agentjet.schemas.subject import Stream, stream_name, stream_subjects
+from agentjet.schemas.weights import Weights
 
 log = structlog.get_logger(__name__)
 
@@ -36,6 +39,7 @@ class Purge:
         keep_checkpoints: Newest checkpoints of a model that a learner may start from.
         keep_calls_bytes: Calls of finished groups kept for inspection.
         margin_seconds: Kept below the border by time.
+        blob_seconds: Longest from the first chunk of a blob on its way to the record that names it.
     """
 
     def __init__(
@@ -47,10 +51,12 @@ class Purge:
         keep_checkpoints: int,
         keep_calls_bytes: int,
         margin_seconds: float = 60.0,
+        blob_seconds: float = 600.0,
     ) -> None:
         self._bus, self._run = bus, run
         self._trained_models, self._keep_checkpoints = trained_models, keep_checkpoints
         self._keep_calls_bytes, self._margin_seconds = keep_calls_bytes, margin_seconds
+        self._blob_seconds = blob_seconds
 
     async def run(self, low_water: float) -> None:
         """Free what can be freed.
@@ -65,7 +71,7 @@ class Purge:
         await self._calls(low_water - self._margin_seconds)
         samples = await self._info(Stream.SAMPLES)
         if _is_full_enough(samples):
-            await self._below(samples, await self._lowest_cursor())
+            await self._below(samples, await self._lowest_sample(samples))
         weights = await self._info(Stream.WEIGHTS)
         if _is_full_enough(weights):
             await self._below(weights, await self._oldest_weights())
@@ -100,6 +106,22 @@ class Purge:
                 low = middle + 1
         return low
 
+    async def _lowest_sample(self, info: StreamInfo) -> int:
+        """The lowest sequence that a kept checkpoint needs, chunks included; 0 when that is everything."""
+        cursor = await self._lowest_cursor()
+        at_cursor = await self._bus.get(info.name, min(cursor, info.last_sequence)) if cursor else None
+        if at_cursor is None:
+            return 0
+        border = min(cursor, await self._first_since(info, at_cursor.time - self._blob_seconds))
+        async for message in self._bus.scan(info.name, stream_subjects(self._run, Stream.SAMPLES)[0], start=cursor):
+            if sha256 := message.headers.get(BLOB_HEADER):
+                border = min(border, await self._first_chunk(info.name, "sample", sha256, border))
+        return border
+
+    async def _first_chunk(self, name: str, kind: str, sha256: str, otherwise: int) -> int:
+        chunk = await self._bus.last(name, f"{subject.blob(self._run, kind)}.{sha256}.0")
+        return otherwise if chunk is None else chunk.sequence
+
     async def _lowest_cursor(self) -> int:
         cursors: list[int] = []
         for model in self._trained_models:
@@ -116,13 +138,21 @@ class Purge:
         return found[-self._keep_checkpoints :] if len(found) >= self._keep_checkpoints else []
 
     async def _oldest_weights(self) -> int:
-        """Chunks of a version lie between the record of the version before it and its own."""
-        borders: list[int] = []
-        for model in self._trained_models:
-            name, of = stream_name(self._run, Stream.WEIGHTS), subject.weights_of(self._run, model)
-            records = [message.sequence async for message in self._bus.scan(name, of)]
-            borders.append(records[-KEPT_WEIGHTS - 1] + 1 if len(records) > KEPT_WEIGHTS else 0)
+        """Chunks of a version lie behind the record before it, unless an earlier version has the same bytes."""
+        borders = [await self._oldest_weights_of(model) for model in self._trained_models]
         return min(borders, default=0)
+
+    async def _oldest_weights_of(self, model: str) -> int:
+        name, of = stream_name(self._run, Stream.WEIGHTS), subject.weights_of(self._run, model)
+        messages = [message async for message in self._bus.scan(name, of)]
+        if len(messages) <= KEPT_WEIGHTS:
+            return 0
+        border = messages[-KEPT_WEIGHTS - 1].sequence + 1
+        for message in messages[-KEPT_WEIGHTS:]:
+            record = await read(self._bus, self._run, Stream.WEIGHTS, message)
+            if isinstance(record, Weights) and record.is_blob:
+                border = min(border, await self._first_chunk(name, "weights", record.sha256, border))
+        return border
 
 
 def _is_full_enough(info: StreamInfo) -> bool:

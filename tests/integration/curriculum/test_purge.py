@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from agentjet.bus.protocol import StreamSpec
-from agentjet.bus.record import put
+from agentjet.bus.record import BLOB_BYTES_HEADER, BLOB_HEADER, put
 from agentjet.curriculum.purge import Purge
 from agentjet.schemas import subject
 from agentjet.schemas.checkpoint import Checkpoint
@@ -39,7 +39,8 @@ class Streams:
         return (await self.bus.stream_info(stream_name(self.run, stream))).first_sequence
 
     def purge(self, **options):
-        defaults = {"trained_models": ("m",), "keep_checkpoints": 2, "keep_calls_bytes": 10**9, "margin_seconds": 0.0}
+        defaults = {"trained_models": ("m",), "keep_checkpoints": 2, "keep_calls_bytes": 10**9}
+        defaults |= {"margin_seconds": 0.0, "blob_seconds": 0.0}
         return Purge(self.bus, self.run, **(defaults | options))
 
 
@@ -99,6 +100,64 @@ async def test_samples_stay_for_every_kept_checkpoint_of_every_model(streams):
     await checkpoint(streams, "n", 3, 28)
     await purge.run(0.0)
     assert await streams.first(Stream.SAMPLES) == 12
+
+
+async def blob_record(streams, kind, data, to):
+    """A blob and a message that names it, as `agentjet.bus.record.put` stores them."""
+    name = stream_name(streams.run, Stream.SAMPLES if kind == "sample" else Stream.WEIGHTS)
+    sha256 = await streams.bus.put_blob(name, subject.blob(streams.run, kind), data)
+    headers = {BLOB_HEADER: sha256, BLOB_BYTES_HEADER: str(len(data))}
+    return sha256, await streams.bus.publish(f"aj.{streams.run}.{to}", b"", stream=name, headers=headers)
+
+
+async def blob_is_there(streams, stream, kind, sha256, num_bytes):
+    prefix = subject.blob(streams.run, kind)
+    return len(await streams.bus.get_blob(stream_name(streams.run, stream), prefix, sha256, num_bytes)) == num_bytes
+
+
+async def test_chunks_of_a_pending_sample_stay(streams):
+    """A merger that is killed between blob and record finds its chunks again, however old they are."""
+    name, prefix = stream_name(streams.run, Stream.SAMPLES), subject.blob(streams.run, "sample")
+    await streams.bus.put_blob(name, prefix, b"x" * SIZE)
+    await streams.fill(Stream.SAMPLES, "sample.m.p-0", 25)
+    sha256, sequence = await blob_record(streams, "sample", b"x" * SIZE, "sample.m.p-1.0")
+    for step in (1, 2):
+        await checkpoint(streams, "m", step, sequence)
+    await streams.purge().run(0.0)
+    assert await blob_is_there(streams, Stream.SAMPLES, "sample", sha256, SIZE)
+
+
+async def test_samples_on_their_way_keep_their_chunks(streams):
+    name, prefix = stream_name(streams.run, Stream.SAMPLES), subject.blob(streams.run, "sample")
+    await streams.fill(Stream.SAMPLES, "sample.m.p-0", 25)
+    sha256 = await streams.bus.put_blob(name, prefix, b"x" * SIZE)
+    await streams.fill(Stream.SAMPLES, "sample.m.p-1", 1)
+    for step in (1, 2):
+        await checkpoint(streams, "m", step, cursor=28)
+    await streams.purge(blob_seconds=60.0).run(0.0)
+    assert await blob_is_there(streams, Stream.SAMPLES, "sample", sha256, SIZE)
+
+
+async def test_weights_that_did_not_change_keep_the_chunks_that_they_share(streams):
+    """A skipped step, or a learner that was started again, publishes the bytes of the version before."""
+    name, prefix = stream_name(streams.run, Stream.WEIGHTS), subject.blob(streams.run, "weights")
+    for step in range(5):
+        await streams.fill(Stream.WEIGHTS, f"blob.weights.{step}", 5)
+        sha256 = await streams.bus.put_blob(name, prefix, b"w" * SIZE)
+        version = f"1-{step}"
+        record = Weights(
+            run=streams.run,
+            model="m",
+            version=version,
+            ledger_sequence=1,
+            dtype="bf16",
+            num_bytes=SIZE,
+            sha256=sha256,
+            is_blob=True,
+        )
+        await put(streams.bus, streams.run, Stream.WEIGHTS, subject.weights(streams.run, "m", version), record)
+    await streams.purge().run(0.0)
+    assert await blob_is_there(streams, Stream.WEIGHTS, "weights", sha256, SIZE)
 
 
 async def test_only_the_newest_weights_stay(streams):
