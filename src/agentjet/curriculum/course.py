@@ -78,8 +78,13 @@ class Course:
                     f"pools.{pool}.group_size is {size}, but algorithm.min_group of its models is {least}, so "
                     "every group would be dropped; make the groups larger or min_group smaller"
                 )
-        if self.settings.eval.pool and not self.num_eval_tasks:
-            raise ConfigError(f"eval.pool: pool {self.settings.eval.pool} has no tasks of its own; set its `tasks`")
+        evaluated = self.settings.eval.pool
+        if evaluated and not self.num_eval_tasks:
+            raise ConfigError(f"eval.pool: pool {evaluated} has no tasks of its own; set its `tasks`")
+        if evaluated and not self.eval_models:
+            raise ConfigError(
+                f"eval.pool: pool {evaluated} has no trained model to evaluate; set pools.{evaluated}.models"
+            )
 
     # What is known
 
@@ -305,7 +310,7 @@ class Course:
         """Why the run is over, or None while it is not."""
         if not self._is_training_over or self.evaluation_due() is not None:
             return None
-        if self.settings.run.num_steps:
+        if all(self.load(model).is_done for model in self.trained_models):
             return f"every model has taken its {self.settings.run.num_steps} steps"
         return "every pool has run out of tasks"
 

@@ -195,10 +195,13 @@ class Curriculum:
     # What happens next
 
     async def _lead(self) -> None:
-        while not await self._advance():
+        while True:
+            # Before the work, not after it: what changes meanwhile is looked at again at once.
+            self._wake.clear()
+            if await self._advance():
+                return
             if self._fenced is not None:
                 raise self._fenced
-            self._wake.clear()
             # Not `wait_for`: before Python 3.12 it loses a cancellation that comes together with the event.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._tick_seconds):

@@ -11,13 +11,12 @@ Secrets stay here: what leaves is a signed key.
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TypeVar
 
 import structlog
 
 from agentjet.accounting.key import Key, sign, verify
-from agentjet.bus.protocol import Bus, Handler, Request
-from agentjet.bus.record import last, put, read_plain
+from agentjet.bus.protocol import Bus
+from agentjet.bus.record import answering, last, put
 from agentjet.curriculum.board import Board
 from agentjet.curriculum.clock import BusClock
 from agentjet.errors import BusError, ConflictError, KeyRejectedError
@@ -31,9 +30,7 @@ from agentjet.schemas.claim import (
     OfferReply,
     OfferRequest,
 )
-from agentjet.schemas.codec import encode
 from agentjet.schemas.ids import RunId, TicketName
-from agentjet.schemas.record import Record
 from agentjet.schemas.subject import Stream, stream_name
 from agentjet.schemas.task import Ticket
 
@@ -42,7 +39,6 @@ log = structlog.get_logger(__name__)
 QUEUE = "curriculum"
 _MAX_TRIES = 8
 
-R = TypeVar("R", bound=Record)
 Offer = Callable[[OfferRequest], Awaitable[OfferReply]]
 
 
@@ -129,19 +125,11 @@ class ClaimDesk:
 async def serving(bus: Bus, run: RunId, desk: ClaimDesk, offer: Offer, pools: tuple[str, ...]) -> AsyncGenerator[None]:
     """Answer requests while the context is open; `offer` answers those of clients with own tasks."""
     handlers = {
-        subject.claim_service(run): _handler(ClaimRequest, desk.claim),
-        subject.authorize_service(run): _handler(AuthorizeRequest, desk.authorize),
+        subject.claim_service(run): answering(ClaimRequest, desk.claim),
+        subject.authorize_service(run): answering(AuthorizeRequest, desk.authorize),
     }
-    handlers |= {subject.offer_service(run, pool): _handler(OfferRequest, offer) for pool in pools}
+    handlers |= {subject.offer_service(run, pool): answering(OfferRequest, offer) for pool in pools}
     async with AsyncExitStack() as stack:
         for of, handler in handlers.items():
             await stack.enter_async_context(bus.serve(of, handler, queue=QUEUE))
         yield
-
-
-def _handler(question: type[R], answer: Callable[[R], Awaitable[Record]]) -> Handler:
-    async def handle(request: Request) -> tuple[bytes, dict[str, str]]:
-        headers, body = encode(await answer(read_plain(question, request)))
-        return body, headers
-
-    return handle

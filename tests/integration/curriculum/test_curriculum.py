@@ -453,6 +453,30 @@ async def test_an_evaluation_pool_without_tasks_is_refused(swarm):
         Curriculum(swarm.bus, swarm.run, settings, SECRET)
 
 
+async def test_an_evaluation_without_a_trained_model_is_refused(swarm, tasks):
+    settings = settings_of(tasks, eval={"pool": "guess"})
+    settings = settings.model_copy(update={"eval": settings.eval.model_copy(update={"pool": "look"})})
+    look = settings.pools["guess"].model_copy(update={"models": ("judge",)})
+    judge = settings.models["small"].model_copy(update={"is_trained": False})
+    models, pools = settings.models | {"judge": judge}, settings.pools | {"look": look}
+    with pytest.raises(ConfigError, match="has no trained model to evaluate"):
+        Curriculum(swarm.bus, swarm.run, settings.model_copy(update={"models": models, "pools": pools}), SECRET)
+
+
+async def test_what_changes_while_it_works_is_looked_at_again_at_once(swarm, tasks, monkeypatch):
+    one = Curriculum(swarm.bus, swarm.run, settings_of(tasks), SECRET, tick_seconds=60.0)
+    looks = []
+
+    async def advance():
+        looks.append(1)
+        one._wake.set()
+        return len(looks) == 2
+
+    monkeypatch.setattr(one, "_advance", advance)
+    async with asyncio.timeout(5.0):
+        await one._lead()
+
+
 async def test_r5_groups_too_small_to_train_are_refused(swarm, tasks):
     models = {"small": {"path": "tiny"}}
     pools = {"guess": {"tasks": tasks, "group_size": 1}}

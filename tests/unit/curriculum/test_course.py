@@ -252,6 +252,12 @@ def test_a_finite_data_set_ends_the_run_after_a_last_evaluation(learner, seed):
     assert view.num_groups + view.num_dropped + (len(left.groups) if left else 0) == 9
 
 
+def test_a_data_set_that_ends_before_the_last_step_is_named_as_the_reason():
+    pools = {"p": {"tasks": "tasks", "group_size": 2, "num_epochs": 1}}
+    config = swarm_settings(models={"m": {"batch_groups": 1}}, pools=pools, run={"num_steps": 100})
+    assert World(config, random.Random(0)).run() == "every pool has run out of tasks"
+
+
 def test_two_pools_are_issued_by_weight():
     pools = {"a": {"tasks": "t", "group_size": 1, "weight": 3}, "b": {"tasks": "t", "group_size": 1}}
     pools["held_out"] = {"tasks": "t", "weight": 0}
