@@ -84,7 +84,9 @@ class WeightsPublisher:
         return [one for one in records if isinstance(one, Presence) and self._model in one.models]
 
     def _prune(self, newest: Path) -> None:
-        """An engine that is reading a removed file keeps its open handle."""
+        """An engine that is reading a removed file keeps its open handle; a killed learner's half of one goes too."""
+        for leftover in self._folder.glob(".*.partial"):
+            leftover.unlink(missing_ok=True)
         files = sorted(self._folder.glob("*.safetensors"), key=lambda file: Version.parse(file.stem))
         for old in files[: -self._settings.keep_weights]:
             if old != newest:

@@ -45,6 +45,7 @@ def save_state(trainer: Trainer, folder: Path, extra: Mapping[str, Any]) -> tupl
     """
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     try:
+        _remove_leftovers(folder.parent)
         partial.mkdir(parents=True)
         _copy_model_files(trainer.model_path, partial)
         _write_tensors(trainer, partial)
@@ -95,6 +96,12 @@ def load_state(trainer: Trainer, folder: Path) -> dict[str, Any]:
     if "cuda" in random and torch.cuda.is_available():
         torch.cuda.set_rng_state(random["cuda"])
     return state["extra"]
+
+
+def _remove_leftovers(parent: Path) -> None:
+    """What a learner that was killed while it saved has left: nobody reads it, and it is as large as a checkpoint."""
+    for leftover in (*parent.glob(".*.partial"), *parent.glob(".*.old")):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _copy_model_files(source: Path, target: Path) -> None:

@@ -1,5 +1,6 @@
 import errno
 import json
+import os
 
 import pytest
 import torch
@@ -102,6 +103,14 @@ def test_a_full_disk_leaves_the_old_checkpoint(make_trainer, make_batch, tmp_pat
         save_state(trainer, tmp_path / "s", {"n": 2})
     monkeypatch.undo()
     assert load_state(trainer, tmp_path / "s") == {"n": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
+def test_what_a_killed_learner_left_half_written_is_removed_at_the_next_save(make_trainer, tmp_path):
+    for name in (".s.7.partial", f".s.{os.getpid()}.partial", ".r.7.old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"half")
+    save_state(make_trainer(), tmp_path / "s", {})
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
 
