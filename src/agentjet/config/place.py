@@ -85,14 +85,14 @@ class RunPlace:
         """The run's signing secret: of the environment, else of the folder, where it is made when missing."""
         given = os.environ.get(SECRET_ENV)
         if given:
-            try:
-                return bytes.fromhex(given)
-            except ValueError:
-                raise ConfigError(f"{SECRET_ENV} is not hexadecimal; give at least {_SECRET_BYTES} bytes") from None
+            return _secret_of(given, SECRET_ENV)
         path = self.dir / "secret.key"
         if not path.exists():
             self._create(path, secrets.token_bytes(_SECRET_BYTES).hex())
-        return bytes.fromhex(path.read_text())
+        try:
+            return _secret_of(path.read_text().strip(), str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path} can not be read: {error}; run as its owner, or set {SECRET_ENV}") from None
 
     def _create(self, path: Path, text: str) -> None:
         """Create a private file whole; of several creators the first wins."""
@@ -127,8 +127,23 @@ class RunPlace:
             fields: object = json.loads(path.read_text())
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise UserError(f"{path} can not be read: {error.strerror}; run as its owner") from None
         except ValueError:
             raise ConfigError(f"{path} is damaged; move it away") from None
         if not isinstance(fields, dict):
             raise ConfigError(f"{path} is damaged; move it away")
         return cast("dict[str, Any]", fields)
+
+
+def _secret_of(text: str, where: str) -> bytes:
+    try:
+        secret = bytes.fromhex(text)
+    except ValueError:
+        secret = b""
+    if len(secret) < _SECRET_BYTES:
+        raise ConfigError(
+            f"{where} does not hold {2 * _SECRET_BYTES} hexadecimal digits; "
+            f"`openssl rand -hex {_SECRET_BYTES}` makes them"
+        )
+    return secret

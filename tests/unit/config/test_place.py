@@ -53,9 +53,20 @@ def test_the_environment_s_secret_wins(tmp_path: Path, monkeypatch: pytest.Monke
     assert not (tmp_path / "secret.key").exists()
 
 
-def test_a_secret_that_is_not_hexadecimal_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(SECRET_ENV, "not hex")
-    with pytest.raises(ConfigError, match="hexadecimal"):
+@pytest.mark.parametrize("text", ["not hex", "ab", "ab" * 31])
+def test_a_secret_that_is_not_64_hexadecimal_digits_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+):
+    monkeypatch.setenv(SECRET_ENV, text)
+    with pytest.raises(ConfigError, match="AGENTJET_SECRET does not hold 64 hexadecimal"):
+        RunPlace(tmp_path).secret()
+
+
+@pytest.mark.parametrize("data", [b"", b"torn", b"\xff\xfe"])
+def test_a_damaged_secret_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes):
+    monkeypatch.delenv(SECRET_ENV, raising=False)
+    (tmp_path / "secret.key").write_bytes(data)
+    with pytest.raises(UserError, match=r"secret\.key"):
         RunPlace(tmp_path).secret()
 
 
