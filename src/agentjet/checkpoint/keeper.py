@@ -46,7 +46,7 @@ class CheckpointKeeper:
         self._next = dict.fromkeys(self._models, 1)
         self._recorded: dict[str, set[Version]] = {}
         self._counts: Counter[str] = Counter()
-        self._wait = Waiting(what="a checkpoint of a learner", since=time.time(), unblocked_by="a learner")
+        self._wait = _for_a_learner()
 
     def waiting(self) -> list[Waiting]:
         """What it waits for."""
@@ -58,11 +58,20 @@ class CheckpointKeeper:
 
     async def run(self) -> None:
         """Look every second, for ever; a bus that is away only delays it."""
+        is_disk_failing = False
         while True:
             try:
                 await self.tend()
+                if is_disk_failing:
+                    is_disk_failing, self._wait = False, _for_a_learner()
             except BusError as error:
                 log.warning("the bus does not answer; trying again", error=str(error))
+            except OSError as error:
+                # A disk that fails at pruning must not stop a run.
+                log.error("the checkpoints can not be looked after; trying again", error=str(error))
+                if not is_disk_failing:
+                    self._wait = Waiting(what=f"the disk: {error}", since=time.time(), unblocked_by="a person")
+                is_disk_failing = True
             await asyncio.sleep(POLL_SECONDS)
 
     async def tend(self) -> None:
@@ -109,6 +118,12 @@ class CheckpointKeeper:
         """Verify a checkpoint and write its record; False when it is damaged."""
         self._wait = Waiting(what=f"checkpoint {entry.model}/{entry.version} to be read", since=time.time())
         try:
+            return await self._name_verified(entry)
+        finally:
+            self._wait = _for_a_learner()
+
+    async def _name_verified(self, entry: Entry) -> bool:
+        try:
             manifest = await asyncio.to_thread(verify, entry.path)
             if (manifest.run or self._run, manifest.version) != (self._run, str(entry.version)):
                 raise CheckpointError(
@@ -120,7 +135,6 @@ class CheckpointKeeper:
         to = subject.checkpoint(self._run, entry.model, str(entry.version))
         await put_once(self._bus, self._run, Stream.CHECKPOINTS, to, self._record(entry, manifest))
         self._counts["num_verified"] += 1
-        self._wait = Waiting(what="a checkpoint of a learner", since=time.time(), unblocked_by="a learner")
         return True
 
     def _record(self, entry: Entry, manifest: Manifest) -> Checkpoint:
@@ -146,3 +160,7 @@ class CheckpointKeeper:
             data={"model": entry.model, "version": str(entry.version), "error": str(error), "path": str(aside)},
         )
         await put(self._bus, self._run, Stream.EVENTS, subject.event(self._run, "checkpoint", "damaged"), event)
+
+
+def _for_a_learner() -> Waiting:
+    return Waiting(what="a checkpoint of a learner", since=time.time(), unblocked_by="a learner")

@@ -1,3 +1,4 @@
+import asyncio
 import json
 from pathlib import Path
 
@@ -166,3 +167,28 @@ async def test_restarted_keeper_writes_nothing_twice(world):
 
 async def test_it_says_what_it_waits_for(world):
     assert world.keeper.waiting()[0].what == "a checkpoint of a learner"
+    await world.start(1)
+    await world.step(1, 1)
+    (world.root / "1-1/model.safetensors").write_bytes(b"x")
+    await world.keeper.tend()
+    assert world.keeper.waiting()[0].what == "a checkpoint of a learner"
+
+
+async def test_a_disk_that_fails_is_told_of_and_tried_again(world, monkeypatch):
+    await world.start(1)
+    await world.step(1, 1, 2, 3)
+    monkeypatch.setattr("agentjet.checkpoint.keeper.POLL_SECONDS", 0.01)
+    removed = []
+
+    def remove(_, path):
+        removed.append(path)
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("agentjet.checkpoint.store.CheckpointStore.remove", remove)
+    job = asyncio.create_task(world.keeper.run())
+    async with asyncio.timeout(5.0):
+        while len(removed) < 2:
+            await asyncio.sleep(0.01)
+    assert "Permission denied" in world.keeper.waiting()[0].what
+    job.cancel()
+    await asyncio.gather(job, return_exceptions=True)
