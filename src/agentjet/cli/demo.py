@@ -16,8 +16,8 @@ from agentjet.cli.recipe import Recipe, recipe_for, write_config
 from agentjet.cli.view import watch
 from agentjet.config.load import load
 from agentjet.curriculum.audit import read_audit
+from agentjet.durable.manifest import versions_in
 from agentjet.schemas.episode import Episode
-from agentjet.schemas.ids import Version
 from agentjet.schemas.subject import Stream, stream_name
 from agentjet.schemas.task import EpisodeKind
 from agentjet.ui.curve import LearningCurve
@@ -115,10 +115,9 @@ async def _first_and_last(swarm: Swarm) -> tuple[Episode | None, Episode | None]
 def _checkpoints(swarm: Swarm) -> dict[str, str]:
     found: dict[str, str] = {}
     for model in swarm.settings.models:
-        folder = swarm.place.checkpoints(model)
-        versions = [path.name for path in folder.iterdir() if path.name[0].isdecimal()] if folder.is_dir() else []
-        if versions:
-            found[model] = str(folder / max(versions, key=Version.parse))
+        paths = list(versions_in(swarm.place.checkpoints(model)).values())
+        if paths:
+            found[model] = str(paths[-1])
     return found
 
 
@@ -126,12 +125,12 @@ def _commands(swarm: Swarm, folder: Path, num_steps: int) -> Mapping[str, str]:
     shown = os.path.relpath(folder)
     commands = {
         "Train longer": f"agentjet demo --model {_preset(swarm)} --dir {shown} --steps {num_steps * 2}",
-        "Look inside": f"agentjet audit --config {shown}/swarm.toml",
+        "Checkpoints": f"agentjet checkpoint ls --config {shown}/swarm.toml",
     }
     if len(swarm.settings.models) > 1:
         commands["Train longer"] += f" --models {len(swarm.settings.models)}"
     for model, path in _checkpoints(swarm).items():
-        commands[f"Export {model}"] = f"agentjet checkpoint export {os.path.relpath(path)} --to {model}-hf"
+        commands[f"Export {model}"] = f"agentjet checkpoint export {os.path.relpath(path)} {model}-hf"
     return commands
 
 
