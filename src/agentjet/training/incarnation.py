@@ -29,7 +29,7 @@ from agentjet.config import SwarmSettings
 from agentjet.config.load import config_digest
 from agentjet.config.place import RunPlace
 from agentjet.durable.manifest import versions_in
-from agentjet.errors import FencedError, TrainingDivergedError
+from agentjet.errors import CheckpointError, FencedError, TrainingDivergedError
 from agentjet.pretrained.model_file import resolve
 from agentjet.schemas import subject
 from agentjet.schemas.checkpoint import Checkpoint
@@ -130,8 +130,7 @@ class Incarnation:
         base = await self._base()
         self._say("its model to load")
         self._trainer = await asyncio.to_thread(self._make_trainer, base)
-        if base is not None:
-            await self._check_log(base)
+        await self._check_log(base)
         self._number = self._view.incarnation + 1
         start = LearnerStart(
             run=self._run,
@@ -190,10 +189,19 @@ class Incarnation:
             self._position_digest = str(extra["position_digest"])
         return trainer
 
-    async def _check_log(self, base: Checkpoint) -> None:
-        """A log that lost its end (power loss) does not fit the checkpoint any more."""
-        position = self._fold.position
+    async def _check_log(self, base: Checkpoint | None) -> None:
+        """A log that lost its end (power loss), or was purged beyond the base, does not fit the base any more."""
+        position, cursor = self._fold.position, max(self._fold.cursor, 1)
         info = await self._bus.stream_info(stream_name(self._run, Stream.SAMPLES))
+        if info.first_sequence > cursor:
+            start = f"checkpoint {base.version}" if base else "its first weights"
+            raise CheckpointError(
+                f"model {self._model} would start from {start}, but the samples {cursor} to {info.first_sequence - 1} "
+                f"after it were purged; bring the newer checkpoints back to {self._place.checkpoints(self._model)}, or "
+                "start a new run from one of them"
+            )
+        if base is None:
+            return
         found = await self._digest_at(position)
         if info.last_sequence < position or (found and found != self._position_digest):
             raise FencedError(

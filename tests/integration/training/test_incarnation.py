@@ -14,7 +14,7 @@ from agentjet.bus.protocol import Bus
 from agentjet.bus.record import put, read, stream_specs
 from agentjet.checkpoint import CheckpointKeeper
 from agentjet.config import CheckpointSettings, SwarmSettings
-from agentjet.errors import FencedError
+from agentjet.errors import CheckpointError, FencedError
 from agentjet.pretrained.tiny_model import build_tiny
 from agentjet.schemas import subject
 from agentjet.schemas.codec import encode
@@ -309,6 +309,17 @@ async def test_a_log_that_lost_its_end_is_refused(memory_bus, run, tmp_path: Pat
     await memory_bus.ensure_stream(spec)
     with pytest.raises(FencedError, match="lost its end"):
         await Incarnation(memory_bus, run, MODEL, of, name="two").run()
+
+
+async def test_a_learner_whose_checkpoints_are_gone_with_their_samples_purged_is_refused(
+    memory_bus, run, tmp_path: Path, model_folder: Path
+):
+    sequence = await put_slot(memory_bus, run, sample(run, 0, 0, 1.0))
+    await put_slot(memory_bus, run, sample(run, 0, 1, 0.0))
+    await memory_bus.purge(stream_name(run, Stream.SAMPLES), below_sequence=sequence + 1)
+    with pytest.raises(CheckpointError, match="the samples 1 to 1 after it were purged"):
+        await Incarnation(memory_bus, run, MODEL, settings(tmp_path, model_folder), name="one").run()
+    assert await ledger(memory_bus, run) == []
 
 
 async def test_a_stopped_learner_leaves_a_checkpoint_of_its_last_step(memory_bus, run, tmp_path, model_folder: Path):
