@@ -244,16 +244,6 @@ class LearnerFold:
         return rank in self._open or rank in self._ready or rank in formed
 
     @property
-    def num_ready(self) -> int:
-        """Usable groups that no popped batch holds."""
-        return len(self._ready) + sum(len(formed.groups) for formed in self._formed)
-
-    @property
-    def num_open(self) -> int:
-        """Groups with some of their records."""
-        return len(self._open)
-
-    @property
     def missing(self) -> tuple[int, ...]:
         """Ranks, up to the highest one seen, whose groups are not complete: what a batch may wait for."""
         highest = max([*self._open, *(end - 1 for _, end in self._complete)], default=-1)

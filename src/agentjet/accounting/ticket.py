@@ -48,11 +48,6 @@ def advance(state: TicketState, seen: TicketState) -> TicketState:
     return seen if seen in NEXT[state] else state
 
 
-def is_final(state: TicketState) -> bool:
-    """Whether the ticket is settled: nothing follows."""
-    return not NEXT[state]
-
-
 def state_of(score: Score) -> TicketState:
     """What a score makes of its ticket."""
     if score.outcome is Outcome.SCORED:

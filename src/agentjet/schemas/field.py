@@ -95,6 +95,3 @@ AsTuple = BeforeValidator(_read_tuple)
 
 Closed = Field(strict=False)
 """A StrEnum field reads the member's string."""
-
-Json = Annotated[dict[str, Any], Field()]
-"""A JSON object of the user's, carried as it is."""
