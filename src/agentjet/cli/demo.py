@@ -125,7 +125,7 @@ def _commands(swarm: Swarm, folder: Path, num_steps: int) -> Mapping[str, str]:
     shown = os.path.relpath(folder)
     commands = {
         "Train longer": f"agentjet demo --model {_preset(swarm)} --dir {shown} --steps {num_steps * 2}",
-        "Checkpoints": f"agentjet checkpoint ls --config {shown}/swarm.toml",
+        "Look inside": f"agentjet audit --config {shown}/swarm.toml",
     }
     if len(swarm.settings.models) > 1:
         commands["Train longer"] += f" --models {len(swarm.settings.models)}"

@@ -25,7 +25,7 @@ def test_the_newest_sound_checkpoint_is_shown(tmp_path):
 
 def test_every_command_that_the_report_shows_can_be_typed(tmp_path):
     commands = _commands(swarm(tmp_path, "1-10"), tmp_path, 20)
-    assert set(commands) == {"Train longer", "Checkpoints", "Export policy"}
+    assert set(commands) == {"Train longer", "Look inside", "Export policy"}
     for command in commands.values():
         program, *words = shlex.split(command)
         assert program == "agentjet"
