@@ -156,8 +156,13 @@ class EngineLoop:
             return
         if staged is None or not update.settle("committed"):
             return
-        self._model.commit(staged)
-        self._scheduler.clear_cache()
+        try:
+            self._model.commit(staged)
+            self._scheduler.clear_cache()
+        except BaseException as error:
+            # Half of the weights may be new: this engine can not go on, and its caller must not wait for it.
+            update.done(EngineError(f"the engine broke while weights were put in place: {error}; restart it"))
+            raise
         self.version = update.version
         update.done(None)
 
@@ -177,8 +182,9 @@ class EngineLoop:
             self._deliver(outcomes)
 
     def _recover(self, error: EngineError) -> None:
-        """Ends what was running and starts over with an empty cache."""
-        failed = list(self._scheduler.running) or list(self._scheduler.waiting)
+        """Ends what was running or on its way there, else what waits, and starts over with an empty cache."""
+        waiting = list(self._scheduler.waiting)
+        failed = [request for request in self._requests.values() if request not in waiting] or waiting
         self._fail(failed, error)
         self._scheduler.clear_cache()
 

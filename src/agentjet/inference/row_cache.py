@@ -44,15 +44,16 @@ class RowCache:
         self._allocate(min(_FIRST_LENGTH, shape.max_length))
 
     def _allocate(self, length: int) -> None:
+        """Empty rows; where there is no memory for them nothing has changed."""
         shape = self.shape
-        self.length = length
-        self.num_rows = max(1, min(shape.max_rows, shape.budget_tokens // length))
-        size = (shape.num_layers, 2, self.num_rows, shape.num_kv_heads, length, shape.head_dim)
+        num_rows = max(1, min(shape.max_rows, shape.budget_tokens // length))
+        size = (shape.num_layers, 2, num_rows, shape.num_kv_heads, length, shape.head_dim)
         if shape.device.type == "cpu" and shape.dtype == torch.float32:
             # numpy asks the system for zeroed pages, which cost no memory until a row is used.
             self.store = torch.from_numpy(np.zeros(size, np.float32))
         else:
             self.store = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+        self.length, self.num_rows = length, num_rows
         self.keys: list[Tensor] = [self.store[layer, 0] for layer in range(shape.num_layers)]
         self.values: list[Tensor] = [self.store[layer, 1] for layer in range(shape.num_layers)]
         self._ids = np.full((self.num_rows, length), -1, np.int64)
@@ -69,6 +70,9 @@ class RowCache:
 
     def clear(self) -> None:
         """Forgets everything, active rows included: the weights have changed."""
+        # Let go first: there may be no room for two stores.
+        del self.store
+        self.keys, self.values = [], []
         self._allocate(self.length)
 
     def match(self, ids: np.ndarray) -> tuple[int, int, int]:

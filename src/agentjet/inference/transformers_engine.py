@@ -69,6 +69,7 @@ class TransformersEngine:
         self._tokenizer: Tokenizer | None = None
         self._queues: dict[str, asyncio.Queue[Draw | AgentJetError]] = {}
         self._thread: threading.Thread | None = None
+        self._is_over = False
 
     @property
     def version(self) -> Version:
@@ -115,7 +116,10 @@ class TransformersEngine:
             self._call(_fail, started, EngineError(f"model {self._path} can not be loaded: {error}"))
             return
         self._call(_succeed, started)
-        self._engine.run()
+        try:
+            self._engine.run()
+        finally:
+            self._call(self._end)
 
     def _load(self) -> EngineLoop:
         folder = model_file.resolve(self._path)
@@ -148,6 +152,12 @@ class TransformersEngine:
             if (queue := self._queues.get(id)) is not None:
                 queue.put_nowait(outcome)
 
+    def _end(self) -> None:
+        """The thread is over: nobody will answer what is open, nor what came too late for it to see."""
+        self._is_over = True
+        for queue in self._queues.values():
+            queue.put_nowait(EngineError("the engine was closed"))
+
     async def generate(self, generation: Generation) -> AsyncIterator[Draw]:
         """Draws as they come; closing the iterator cancels the generation.
 
@@ -174,7 +184,7 @@ class TransformersEngine:
                 engine.commands.put(Cancel(generation.id))
 
     def _running(self) -> EngineLoop:
-        if self._engine is None or self._thread is None or not self._thread.is_alive():
+        if self._engine is None or self._is_over:
             raise EngineError("the engine is not running: call start() first, and not after close()")
         return self._engine
 
@@ -199,6 +209,7 @@ class TransformersEngine:
         Raises:
             EngineError: The snapshot is unreadable or of another model; the old weights stay.
             TimeoutError: It was not in place in time; the old weights stay.
+            CancelledError: Nobody waits any more; the weights may be in place or not.
         """
         engine = self._running()
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -211,7 +222,11 @@ class TransformersEngine:
         try:
             async with asyncio.timeout(timeout_seconds):
                 await asyncio.shield(done)
-        except (TimeoutError, asyncio.CancelledError):
+        except asyncio.CancelledError:
+            update.settle("abandoned")
+            done.cancel()
+            raise
+        except TimeoutError:
             # Too late to give up: the weights are in place, or will be in a moment.
             if not update.settle("abandoned"):
                 await done
@@ -224,9 +239,7 @@ class TransformersEngine:
         if self._engine is not None and self._thread is not None and self._thread.is_alive():
             self._engine.commands.put(Close())
             await asyncio.to_thread(self._thread.join, _CLOSE_SECONDS)
-        # Also those whose request came too late for the thread to see it.
-        for queue in self._queues.values():
-            queue.put_nowait(EngineError("the engine was closed"))
+            self._end()
 
 
 def _succeed(future: asyncio.Future[None]) -> None:

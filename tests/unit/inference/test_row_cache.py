@@ -1,4 +1,7 @@
+import weakref
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -92,6 +95,35 @@ def test_a_continuation_moves_to_the_lowest_idle_row_and_what_lay_there_moves_up
     assert take(rows, [6, 7, 8, 9, 5, 5]) == (0, 4)
     assert rows.match(np.asarray([1, 2, 3, 4, 5, 6]))[:2] == (1, 5)
     assert_sound(rows)
+
+
+def test_rows_that_find_no_memory_to_grow_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = cache()
+    take(rows, [1, 2, 3, 4, 5])
+
+    def full(*_: object) -> np.ndarray:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "zeros", full)
+        with pytest.raises(MemoryError):
+            rows.grow(300)
+    assert rows.length == 256
+    assert_sound(rows)
+    rows.clear()
+
+
+def test_the_old_store_is_let_go_before_a_new_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, allocate = cache(), RowCache._allocate
+    old = [weakref.ref(tensor) for tensor in (rows.store, *rows.keys, *rows.values)]
+
+    def checked(self: RowCache, length: int) -> None:
+        assert not any(tensor() is not None for tensor in old)
+        allocate(self, length)
+
+    monkeypatch.setattr(RowCache, "_allocate", checked)
+    rows.clear()
+    assert rows.store.sum() == 0
 
 
 def test_the_last_prompt_token_is_always_left_to_compute() -> None:

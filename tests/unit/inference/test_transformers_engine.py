@@ -1,5 +1,6 @@
 import asyncio
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -384,6 +385,60 @@ async def test_a_step_that_fails_ends_its_requests_and_not_the_engine(
             with pytest.raises(EngineError, match="out of memory"):
                 await collect(engine, ask("a", prompt(1, 30)))
         assert_exact(tiny, prompt(1, 30), await collect(engine, ask("a", prompt(1, 30))))
+
+
+async def test_a_request_that_finds_no_memory_is_answered_and_the_engine_goes_on(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from agentjet.inference.row_cache import RowCache
+
+    def full(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    async with running(tiny) as engine, asyncio.timeout(30):
+        with monkeypatch.context() as patch:
+            patch.setattr(RowCache, "grow", full)
+            with pytest.raises(EngineError, match="out of memory"):
+                await collect(engine, ask("a", prompt(1, 300)))
+        assert len(ids_of(await collect(engine, ask("a", prompt(1, 300), max_tokens=3)))) == 3
+
+
+async def test_an_update_that_is_cancelled_while_it_is_put_in_place_is_cancelled(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from agentjet.inference.policy_model import PolicyModel
+
+    commit, has_begun = PolicyModel.commit, threading.Event()
+
+    def slow(self: PolicyModel, staged: Any) -> None:
+        has_begun.set()
+        time.sleep(0.2)
+        commit(self, staged)
+
+    monkeypatch.setattr(PolicyModel, "commit", slow)
+    async with running(tiny) as engine, asyncio.timeout(30):
+        task = asyncio.create_task(engine.update_weights(Version(0, 1), tiny / "model.safetensors"))
+        await asyncio.to_thread(has_begun.wait)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+
+async def test_weights_that_can_not_be_put_in_place_end_the_engine_and_nobody_waits(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from agentjet.inference.policy_model import PolicyModel
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(PolicyModel, "commit", broken)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    async with running(tiny) as engine, asyncio.timeout(30):
+        with pytest.raises(EngineError, match="restart it"):
+            await engine.update_weights(Version(0, 1), tiny / "model.safetensors")
+        with pytest.raises(EngineError, match=r"not running|closed"):
+            await collect(engine, ask("a", prompt(1, 30)))
 
 
 async def test_closing_ends_open_generations_with_an_error(tiny: Path) -> None:
