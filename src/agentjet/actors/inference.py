@@ -30,7 +30,10 @@ async def run(actor: Actor) -> None:
     )
     await engine.start()
     try:
-        await _serve(actor, engine, load_tokenizer(of.path), stop_ids(of.path))
+        async with asyncio.TaskGroup() as group:
+            # An engine that is gone would answer every question of the shared queue with an error.
+            group.create_task(engine.ended())
+            await _serve(actor, engine, load_tokenizer(of.path), stop_ids(of.path))
     finally:
         await engine.close()
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from random import Random
-from typing import Literal
+from typing import Literal, NoReturn
 
 import torch
 from transformers import AutoTokenizer
@@ -69,7 +69,7 @@ class TransformersEngine:
         self._tokenizer: Tokenizer | None = None
         self._queues: dict[str, asyncio.Queue[Draw | AgentJetError]] = {}
         self._thread: threading.Thread | None = None
-        self._is_over = False
+        self._ended = asyncio.Event()
 
     @property
     def version(self) -> Version:
@@ -154,7 +154,7 @@ class TransformersEngine:
 
     def _end(self) -> None:
         """The thread is over: nobody will answer what is open, nor what came too late for it to see."""
-        self._is_over = True
+        self._ended.set()
         for queue in self._queues.values():
             queue.put_nowait(EngineError("the engine was closed"))
 
@@ -184,7 +184,7 @@ class TransformersEngine:
                 engine.commands.put(Cancel(generation.id))
 
     def _running(self) -> EngineLoop:
-        if self._engine is None or self._is_over:
+        if self._engine is None or self._ended.is_set():
             raise EngineError("the engine is not running: call start() first, and not after close()")
         return self._engine
 
@@ -233,6 +233,11 @@ class TransformersEngine:
                 return
             done.cancel()
             raise
+
+    async def ended(self) -> NoReturn:
+        """Raises EngineError once the engine's thread is over, by `close` or by a defect."""
+        await self._ended.wait()
+        raise EngineError(f"the engine of {self._path} has ended; restart it")
 
     async def close(self) -> None:
         """Ends the thread; open generations raise EngineError."""

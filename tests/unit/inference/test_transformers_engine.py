@@ -439,6 +439,8 @@ async def test_weights_that_can_not_be_put_in_place_end_the_engine_and_nobody_wa
             await engine.update_weights(Version(0, 1), tiny / "model.safetensors")
         with pytest.raises(EngineError, match=r"not running|closed"):
             await collect(engine, ask("a", prompt(1, 30)))
+        with pytest.raises(EngineError, match="has ended"):
+            await engine.ended()
 
 
 async def test_closing_ends_open_generations_with_an_error(tiny: Path) -> None:
