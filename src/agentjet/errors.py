@@ -87,8 +87,14 @@ class BlobError(BusError):
     """A blob is incomplete or its digest does not match."""
 
 
+FINAL_EXIT_CODE = 78
+"""Exit code (sysexits' EX_CONFIG) of an actor that a supervisor must not start again."""
+
+
 class FencedError(AgentJetError):
     """A newer incarnation has taken over; this process must stop."""
+
+    exit_code = FINAL_EXIT_CODE
 
 
 class KeyRejectedError(AgentJetError, PermissionError):
@@ -125,6 +131,8 @@ class RewardError(AgentJetError, RuntimeError):
 
 class TrainingDivergedError(UserError, ArithmeticError):
     """Too many gradients in a row were not finite."""
+
+    exit_code = FINAL_EXIT_CODE
 
 
 class CheckpointError(UserError, OSError):

@@ -4,7 +4,9 @@ It writes exactly one record for each slot and model: a sample, or a tombstone. 
 a redelivered score finds the same record already stored.
 """
 
+import asyncio
 import time
+from functools import partial
 
 from agentjet.actors.process import Actor, main
 from agentjet.bus.handler import ConsumeState, PostponeError, consume
@@ -52,11 +54,13 @@ class Merger:
                 await self._store(tombstone(ticket, model, TombstoneReason.UNUSED, "the episode never called it"))
             else:
                 calls = await self._calls(score, model)
-                await self._store(merge_episode(calls, ticket=ticket, model=model, score=score))
+                merge = partial(merge_episode, calls, ticket=ticket, model=model, score=score)
+                await self._store(await asyncio.to_thread(merge))
 
     async def poison(self, message: StoredMessage, error: Exception) -> None:
         """Close the slots of a score that crashes the merger every time."""
         score = await read_as(Score, self._bus, self._run, Stream.SCORES, message)
+        self._first_missed.pop(score.ticket.id, None)
         for model in score.ticket.models:
             await self._store(tombstone(score.ticket, model, TombstoneReason.POISON, str(error)))
 
@@ -71,7 +75,8 @@ class Merger:
             since = self._first_missed.setdefault(ticket, time.monotonic())
             if time.monotonic() - since < CALL_WAIT_SECONDS:
                 raise PostponeError(f"{ticket}: {len(missing)} calls are not stored yet")
-        self._first_missed.pop(ticket, None)
+        else:
+            self._first_missed.pop(ticket, None)
         return calls
 
     async def _store(self, record: Sample | Tombstone) -> None:

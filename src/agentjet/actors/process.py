@@ -241,10 +241,11 @@ async def _until_stopped(actor: Actor, actor_main: Main, bus: NatsBus) -> int:
         actor.state = "stopping"
         for job in left:
             job.cancel()
-        await asyncio.wait(left, timeout=STOP_SECONDS)
+        stopped, _ = await asyncio.wait(left, timeout=STOP_SECONDS)
     names = {jobs[job] for job in done}
-    for job in done:
-        _raise_first(job)
+    for job in (*done, *stopped):
+        if not job.cancelled():
+            _raise_first(job)
     if "closed" in names:
         raise BusUnavailableError("the connection to the NATS server is closed for good; restart this actor")
     return 0

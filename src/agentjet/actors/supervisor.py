@@ -2,7 +2,8 @@
 
 Invariants:
 
-- A process that ends with code 0 is done; any other end is a crash: it is started again after a growing delay.
+- A process that ends with code 0 is done, and one that ends with `FINAL_EXIT_CODE` must not be started again; any other
+  end is a crash: it is started again after a growing delay.
 - An actor that keeps dying right after its start is a fault that a person has to see: the supervisor gives up with the
   last line that the actor wrote.
 - Children get SIGTERM when this process dies, however it dies (Linux), and are ended by their own process ids only.
@@ -21,7 +22,7 @@ from pathlib import Path
 import structlog
 
 from agentjet.config import SwarmSettings
-from agentjet.errors import UserError
+from agentjet.errors import FINAL_EXIT_CODE, UserError
 
 log = structlog.get_logger(__name__)
 
@@ -31,6 +32,8 @@ MAX_YOUNG_DEATHS = 3
 MAX_DELAY_SECONDS = 5.0
 STOP_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
+_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "2000000000", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
+"""glibc keeps the engine's large buffers instead of mapping them anew at each step (about 8 % of its time)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,8 @@ class ActorProcess:
             code = await self._run_once()
             if code == 0:
                 return
+            if code == FINAL_EXIT_CODE:
+                raise UserError(f"{self.spec.name} has stopped for good ({self.last_line()}); see {self.log_path}")
             young = time.monotonic() - started < YOUNG_SECONDS
             young_deaths, delay = (young_deaths + 1, min(delay * 2, MAX_DELAY_SECONDS)) if young else (0, 0.2)
             if young_deaths >= MAX_YOUNG_DEATHS:
@@ -101,7 +106,7 @@ class ActorProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env={**os.environ, **self._env},
+                env={**(_ALLOCATOR if self.spec.kind == "inference" else {}), **os.environ, **self._env},
                 start_new_session=True,  # an interrupt at the terminal is the parent's to pass on
                 preexec_fn=_die_with_parent,
             )

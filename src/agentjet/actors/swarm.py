@@ -6,13 +6,16 @@ The server is restarted on the same port and data when it dies; actors reconnect
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import structlog
 
+from agentjet.accounting.ledger import CurriculumView, LedgerView
 from agentjet.actors.process import connect, embedded_server, ensure_streams
 from agentjet.actors.supervisor import Supervisor, actor_specs
+from agentjet.bus.ledger import LedgerChain
 from agentjet.bus.nats import NatsBus
 from agentjet.bus.protocol import Bus
 from agentjet.bus.record import read
@@ -22,12 +25,13 @@ from agentjet.config.place import RunPlace
 from agentjet.errors import UserError
 from agentjet.observe.log import configure
 from agentjet.schemas import subject
-from agentjet.schemas.checkpoint import Checkpoint
-from agentjet.schemas.ids import RunId, Version
+from agentjet.schemas.ids import RunId
 from agentjet.schemas.ledger import RunFinish
 from agentjet.schemas.subject import Stream, stream_name
 
 log = structlog.get_logger(__name__)
+
+LAST_CHECKPOINT_SECONDS = 600.0
 
 
 class Swarm:
@@ -118,19 +122,30 @@ class Swarm:
                 return record
         raise UserError("the ledger ended")  # pragma: no cover  (a tail never ends)
 
-    async def _last_checkpoints(self, timeout_seconds: float = 120.0) -> None:
+    async def _last_checkpoints(self) -> None:
+        """Wait until every learner has trained what was issued and its last step's checkpoint is verified."""
+        give_up = time.monotonic() + LAST_CHECKPOINT_SECONDS
         for model, settings in self.settings.models.items():
-            if settings.is_trained and self.settings.run.num_steps:
-                async with asyncio.timeout(timeout_seconds):
-                    await self._checkpoint_at(model, self.settings.run.num_steps)
+            while settings.is_trained and not await self._is_saved(model):
+                if time.monotonic() > give_up:
+                    raise UserError(
+                        f"the run is over, but model {model} has no verified checkpoint of its last step after "
+                        f"{LAST_CHECKPOINT_SECONDS:g} s; see {self.place.logs}, and start it again to write one"
+                    )
+                await asyncio.sleep(0.2)
 
-    async def _checkpoint_at(self, model: str, step: int) -> Checkpoint:
-        name = stream_name(self.run, Stream.CHECKPOINTS)
-        async for message in self.bus.tail(name, subject.checkpoints_of(self.run, model)):
-            record = await read(self.bus, self.run, Stream.CHECKPOINTS, message)
-            if isinstance(record, Checkpoint) and Version.parse(record.version).step >= step:
-                return record
-        raise UserError("the checkpoints ended")  # pragma: no cover
+    async def _is_saved(self, model: str) -> bool:
+        curriculum, learner = CurriculumView(), LedgerView()
+        for view, who in ((curriculum, subject.CURRICULUM), (learner, model)):
+            for sequence, record in await LedgerChain(self.bus, self.run, who).load():
+                view.apply(sequence, record)
+        is_trained = learner.num_groups + learner.num_dropped >= curriculum.num_issued(model)
+        is_last = 0 < self.settings.run.num_steps <= learner.num_steps
+        last = learner.last_step
+        if last is None or not (is_trained or is_last):
+            return is_trained
+        to = subject.checkpoint(self.run, model, str(last.version))
+        return await self.bus.last(stream_name(self.run, Stream.CHECKPOINTS), to) is not None
 
 
 def _first(group: BaseExceptionGroup[UserError]) -> UserError:

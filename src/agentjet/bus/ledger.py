@@ -3,13 +3,22 @@
 The writer that loses learns it at its next append: `FencedError`, and it must stop.
 """
 
+import asyncio
+
+import structlog
+
 from agentjet.bus.protocol import Bus
 from agentjet.bus.record import put, read
-from agentjet.errors import ConflictError, FencedError
+from agentjet.errors import BusError, BusFullError, BusTimeoutError, ConflictError, FencedError
 from agentjet.schemas import subject
+from agentjet.schemas.codec import encode
 from agentjet.schemas.ids import RunId
 from agentjet.schemas.record import Record
 from agentjet.schemas.subject import Stream, stream_name
+
+log = structlog.get_logger(__name__)
+
+RETRY_SECONDS = 1.0
 
 
 class LedgerChain:
@@ -36,15 +45,36 @@ class LedgerChain:
     async def append(self, record: Record) -> int:
         """Store the chain's next record; returns its LEDGER sequence.
 
+        A server that is away or full is waited for: giving up would throw away what the writer has decided.
+
         Raises:
             FencedError: Another writer has appended since `load`.
-            BusError: The record may be stored or not; `load` again before the next append.
         """
+        while True:
+            try:
+                self._last = await put(self._bus, self._run, Stream.LEDGER, self._subject, record, expected=self._last)
+                return self._last
+            except ConflictError:
+                raise self._fenced() from None
+            except (BusTimeoutError, BusFullError) as error:
+                log.error("the ledger can not be written; trying again", chain=self._who, error=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+                if await self._is_stored(record):
+                    return self._last
+
+    async def _is_stored(self, record: Record) -> bool:
+        """Whether an append whose answer was lost is stored all the same."""
         try:
-            self._last = await put(self._bus, self._run, Stream.LEDGER, self._subject, record, expected=self._last)
-        except ConflictError:
-            who = "curriculum" if self._who == subject.CURRICULUM else f"learner of model {self._who}"
-            raise FencedError(
-                f"a newer {who} has taken over run {self._run}; this one stops. Keep one of them running"
-            ) from None
-        return self._last
+            message = await self._bus.last(stream_name(self._run, Stream.LEDGER), self._subject)
+        except BusError:
+            return False
+        if message is None or message.sequence == self._last:
+            return False
+        if message.payload != encode(record)[1]:
+            raise self._fenced()
+        self._last = message.sequence
+        return True
+
+    def _fenced(self) -> FencedError:
+        who = "curriculum" if self._who == subject.CURRICULUM else f"learner of model {self._who}"
+        return FencedError(f"a newer {who} has taken over run {self._run}; this one stops. Keep one of them running")

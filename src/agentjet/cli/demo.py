@@ -40,7 +40,7 @@ def demo(
     Parameters
     ----------
     model
-        `smollm2-135m`: a real chat model, about six minutes on two cores. `tiny`: two random layers, under a minute.
+        `smollm2-135m`: a real chat model, about five minutes on two cores. `tiny`: two random layers, under a minute.
     models
         2 trains two models together at a signalling game (with `--model tiny`).
     steps

@@ -92,7 +92,7 @@ class EngineSettings(Section):
     """Most requests in a batch."""
     context_tokens: Natural = 0
     """Most tokens of prompt and completion; 0 takes the model's own limit (at most 8,192)."""
-    cache_tokens: Count = 65_536
+    cache_tokens: Count = 32_768
     """Token positions whose keys and values are kept."""
     prefill_tokens: Count = 1024
     """Most prompt tokens computed in one step."""

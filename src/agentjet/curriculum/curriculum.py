@@ -5,6 +5,7 @@ by the sweep at the next start. The state in memory is only a reading of LEDGER,
 """
 
 import asyncio
+import secrets
 import contextlib
 from collections.abc import Awaitable, Callable
 
@@ -140,7 +141,12 @@ class Curriculum:
             await self._take_ledger(message)
         incarnation = self._course.ledger.incarnation + 1
         self._course.incarnation = incarnation
-        start = CurriculumStart(run=self._run, incarnation=incarnation, config_digest=config_digest(self._settings))
+        start = CurriculumStart(
+            run=self._run,
+            incarnation=incarnation,
+            writer=secrets.token_hex(8),
+            config_digest=config_digest(self._settings),
+        )
         await self._append(start)
         async for message in self._bus.scan(stream_name(self._run, Stream.SCORES)):
             await self._take_score(message)

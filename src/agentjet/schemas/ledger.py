@@ -23,6 +23,8 @@ class LearnerStart(Record):
     run: RunId
     model: str
     incarnation: int
+    writer: str = ""
+    """Name of the process: two that start in the same instant write different records."""
     base_step: int
     """Steps contained in the checkpoint it starts from; 0 for the initial weights."""
     base_checkpoint: str = ""
@@ -89,6 +91,8 @@ class CurriculumStart(Record):
 
     run: RunId
     incarnation: int
+    writer: str = ""
+    """Name of the process: two that start in the same instant write different records."""
     config_digest: str
 
 

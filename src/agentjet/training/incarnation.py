@@ -14,9 +14,9 @@ It does not know how a step is computed (`Trainer`).
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -29,7 +29,7 @@ from agentjet.config import SwarmSettings
 from agentjet.config.load import config_digest
 from agentjet.config.place import RunPlace
 from agentjet.durable.manifest import versions_in
-from agentjet.errors import CheckpointError, FencedError, TrainingDivergedError
+from agentjet.errors import BusError, CheckpointError, FencedError, TrainingDivergedError
 from agentjet.pretrained.model_file import resolve
 from agentjet.schemas import subject
 from agentjet.schemas.checkpoint import Checkpoint
@@ -45,8 +45,11 @@ from agentjet.training.trainer import StepResult, Trainer
 
 log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
+
 PREDECESSOR_SECONDS = 12.0
 """How long a predecessor's heartbeat may linger before it counts as alive."""
+PUBLISH_AGAIN_SECONDS = 3.0
 VERIFY_SECONDS = 60.0
 """How long a checkpoint on disk may take to be verified."""
 
@@ -76,8 +79,6 @@ class Incarnation:
         self._number = 0
         self._step = 0
         self._saved_step = -1
-        self._start_sequence = 0
-        self._started = asyncio.Event()
         self._trainer: Trainer | None = None
         self._publisher = WeightsPublisher(bus, run, model, self._of.learner, self._place.weights(model))
         self._metrics: dict[str, float] = {}
@@ -91,12 +92,11 @@ class Incarnation:
         """Those of the newest step."""
         return dict(self._metrics)
 
-    async def run(self, on_step: Callable[[LearnerStep], None] = lambda record: None) -> None:
+    async def run(self) -> None:
         """Learn until cancelled; a finished run is kept ready to go on.
 
         Raises FencedError when another learner of the model is alive or has taken over.
         """
-        self._on_step = on_step
         await self._refuse_a_second()
         await self._begin()
         feed: asyncio.Queue[StoredMessage | None] = asyncio.Queue(maxsize=10_000)
@@ -136,6 +136,7 @@ class Incarnation:
             run=self._run,
             model=self._model,
             incarnation=self._number,
+            writer=self._name,
             base_step=self._step,
             base_checkpoint=base.version if base else "",
             cursor=self._fold.cursor,
@@ -143,8 +144,7 @@ class Incarnation:
             config_digest=config_digest(self._settings),
             fold_digest=self._fold.digest(),
         )
-        self._start_sequence = await self._append(start)
-        await self._publish(self._start_sequence)
+        await self._publish(await self._append(start))
 
     async def _base(self) -> Checkpoint | None:
         """The newest verified checkpoint whose step stands in LEDGER; a newer one on disk is waited for."""
@@ -246,9 +246,9 @@ class Incarnation:
             elif self._curriculum.finish is not None:
                 self._fold.finish(self._curriculum.num_issued(self._model))
             # The restored fold may hold formed batches, of which not all samples are at hand yet.
-            if not self._read_back_to:
-                await finish(self._settle())
-            if self._is_last or message is None:
+            while not self._read_back_to and await finish(self._settle()):
+                pass
+            if self._is_last or self._curriculum.finish is not None:
                 await finish(self._save())
 
     @property
@@ -264,25 +264,24 @@ class Incarnation:
         if isinstance(record, Sample) and self._fold.is_pending(record.rank):
             self._samples.setdefault(record.slot, record)
 
-    async def _settle(self) -> None:
-        """Write down every drop and take every step that the log now allows."""
-        while True:
-            for drop in self._fold.pop_drops():
-                await self._append(
-                    GroupDrop(
-                        run=self._run,
-                        model=self._model,
-                        incarnation=self._number,
-                        group=drop.group,
-                        rank=drop.rank,
-                        reason=drop.reason,
-                    )
+    async def _settle(self) -> bool:
+        """Write down every drop and take one step, if the log allows it; whether it took one."""
+        for drop in self._fold.pop_drops():
+            await self._append(
+                GroupDrop(
+                    run=self._run,
+                    model=self._model,
+                    incarnation=self._number,
+                    group=drop.group,
+                    rank=drop.rank,
+                    reason=drop.reason,
                 )
-                self._forget(drop.group)
-            batch = None if self._is_last else self._fold.pop_batch()
-            if batch is None:
-                return
+            )
+            self._forget(drop.group)
+        batch = None if self._is_last else self._fold.pop_batch()
+        if batch is not None:
             await self._take_step(batch)
+        return batch is not None
 
     async def _take_step(self, batch: Batch) -> None:
         assert self._trainer is not None
@@ -306,7 +305,6 @@ class Incarnation:
         )
         sequence = await self._append(record)
         self._metrics = {"step": float(self._step), **metrics}
-        self._on_step(record)
         for group in batch.groups:
             self._forget(group.group)
         self._give_up_on_nonfinite()
@@ -334,8 +332,17 @@ class Incarnation:
         return sequence
 
     async def _publish(self, sequence: int) -> None:
+        """Give the engines the newest weights; a full disk or an absent bus is waited for, not died of."""
         assert self._trainer is not None
-        await self._publisher.publish(Version(self._number, self._step), sequence, self._trainer)
+        version = Version(self._number, self._step)
+        while True:
+            try:
+                await self._publisher.publish(version, sequence, self._trainer)
+                return
+            except (OSError, BusError) as error:
+                log.error("weights can not be published; trying again", version=str(version), error=str(error))
+                self._say(f"weights {version} to be published: {error}", unblocked_by="space, or the NATS server")
+                await asyncio.sleep(PUBLISH_AGAIN_SECONDS)
 
     async def _save(self) -> None:
         """Write a checkpoint of the newest step, unless it is written."""
@@ -368,11 +375,11 @@ class Incarnation:
             self._say(f"samples for step {self._step + 1}", unblocked_by="rollouts, reward, merger")
 
 
-async def finish(work: Coroutine[Any, Any, None]) -> None:
+async def finish(work: Coroutine[Any, Any, T]) -> T:
     """Await work to its end even when the caller is cancelled meanwhile; the cancellation follows then."""
     task = asyncio.ensure_future(work)
     try:
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait({task})
         task.result()
