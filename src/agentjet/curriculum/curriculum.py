@@ -5,8 +5,8 @@ by the sweep at the next start. The state in memory is only a reading of LEDGER,
 """
 
 import asyncio
-import secrets
 import contextlib
+import secrets
 from collections.abc import Awaitable, Callable
 
 import structlog
