@@ -79,7 +79,7 @@ class Curriculum:
         self._purge = Purge(
             bus,
             run,
-            trained_models=self._course.trained_models,
+            learners={model: self._course.learners[model] for model in self._course.trained_models},
             keep_checkpoints=settings.checkpoint.keep,
             keep_calls_bytes=int(settings.streams.keep_calls_gib * GIB),
         )

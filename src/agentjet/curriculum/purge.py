@@ -3,7 +3,8 @@
 - EPISODES, SCORES, JUDGEMENTS, CLAIMS and CALLS: everything stored before the issue of the oldest group that is out.
   A record of a group is younger than the group's issue, so what is older belongs to groups that are done. The border is
   found by bisecting store times, less a margin for clocks of a cluster.
-- SAMPLES: below the lowest cursor of every kept checkpoint; nothing while a trained model has none.
+- SAMPLES: below the lowest cursor of every kept checkpoint; nothing while a trained model has too few. What LEDGER has
+  voided does not count: no learner starts from it.
 - WEIGHTS: all but the newest versions of each model.
 - A blob's chunks lie before the record that names them, far before it where an earlier record has the same bytes. They
   stay as long as their record.
@@ -12,15 +13,16 @@
 TASKS and INFER empty themselves, EVENTS goes by age, LEDGER and CHECKPOINTS are kept for ever.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import structlog
 
+from agentjet.accounting.ledger import LedgerView
 from agentjet.bus.protocol import Bus, StreamInfo
 from agentjet.bus.record import BLOB_HEADER, read
 from agentjet.schemas import subject
 from agentjet.schemas.checkpoint import Checkpoint
-from agentjet.schemas.ids import RunId
+from agentjet.schemas.ids import RunId, Version
 from agentjet.schemas.subject import Stream, stream_name, stream_subjects
 from agentjet.schemas.weights import Weights
 
@@ -35,8 +37,8 @@ class Purge:
     """Frees space in a run's streams.
 
     Args:
-        trained_models: Models with learners.
-        keep_checkpoints: Newest checkpoints of a model that a learner may start from.
+        learners: What LEDGER says, as it stands, of each model with a learner.
+        keep_checkpoints: Newest valid checkpoints of a model that a learner may start from.
         keep_calls_bytes: Calls of finished groups kept for inspection.
         margin_seconds: Kept below the border by time.
         blob_seconds: Longest from the first chunk of a blob on its way to the record that names it.
@@ -47,14 +49,14 @@ class Purge:
         bus: Bus,
         run: RunId,
         *,
-        trained_models: Sequence[str],
+        learners: Mapping[str, LedgerView],
         keep_checkpoints: int,
         keep_calls_bytes: int,
         margin_seconds: float = 60.0,
         blob_seconds: float = 600.0,
     ) -> None:
         self._bus, self._run = bus, run
-        self._trained_models, self._keep_checkpoints = trained_models, keep_checkpoints
+        self._learners, self._keep_checkpoints = learners, keep_checkpoints
         self._keep_calls_bytes, self._margin_seconds = keep_calls_bytes, margin_seconds
         self._blob_seconds = blob_seconds
 
@@ -124,7 +126,7 @@ class Purge:
 
     async def _lowest_cursor(self) -> int:
         cursors: list[int] = []
-        for model in self._trained_models:
+        for model in self._learners:
             kept = await self._checkpoints(model)
             cursors.append(min((record.cursor for record in kept), default=0))
         return min(cursors, default=0)
@@ -133,13 +135,13 @@ class Purge:
         name, found = stream_name(self._run, Stream.CHECKPOINTS), list[Checkpoint]()
         async for message in self._bus.scan(name, subject.checkpoints_of(self._run, model)):
             record = await read(self._bus, self._run, Stream.CHECKPOINTS, message)
-            if isinstance(record, Checkpoint):
+            if isinstance(record, Checkpoint) and self._learners[model].is_valid(Version.parse(record.version)):
                 found.append(record)
         return found[-self._keep_checkpoints :] if len(found) >= self._keep_checkpoints else []
 
     async def _oldest_weights(self) -> int:
         """Chunks of a version lie behind the record before it, unless an earlier version has the same bytes."""
-        borders = [await self._oldest_weights_of(model) for model in self._trained_models]
+        borders = [await self._oldest_weights_of(model) for model in self._learners]
         return min(borders, default=0)
 
     async def _oldest_weights_of(self, model: str) -> int:

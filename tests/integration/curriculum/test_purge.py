@@ -2,12 +2,14 @@ import asyncio
 
 import pytest
 
+from agentjet.accounting.ledger import LedgerView
 from agentjet.bus.protocol import StreamSpec
 from agentjet.bus.record import BLOB_BYTES_HEADER, BLOB_HEADER, put
 from agentjet.curriculum.purge import Purge
 from agentjet.schemas import subject
 from agentjet.schemas.checkpoint import Checkpoint
 from agentjet.schemas.ids import RunId
+from agentjet.schemas.ledger import LearnerStart, LearnerStep
 from agentjet.schemas.subject import Stream, stream_name, stream_subjects
 from agentjet.schemas.weights import Weights
 
@@ -38,8 +40,17 @@ class Streams:
     async def first(self, stream):
         return (await self.bus.stream_info(stream_name(self.run, stream))).first_sequence
 
+    def learner(self, model, incarnation=1, base=0, steps=3, view=None):
+        """What LEDGER says of a learner that took steps up to `steps`, after what it said before."""
+        view = LedgerView() if view is None else view
+        shared = {"run": self.run, "model": model, "incarnation": incarnation, "cursor": 1}
+        view.apply(1, LearnerStart(**shared, base_step=base, config_digest="", fold_digest=""))
+        for step in range(base + 1, steps + 1):
+            view.apply(step + 1, LearnerStep(**shared, step=step, members=(), groups=(), digest=""))
+        return view
+
     def purge(self, **options):
-        defaults = {"trained_models": ("m",), "keep_checkpoints": 2, "keep_calls_bytes": 10**9}
+        defaults = {"learners": {"m": self.learner("m")}, "keep_checkpoints": 2, "keep_calls_bytes": 10**9}
         defaults |= {"margin_seconds": 0.0, "blob_seconds": 0.0}
         return Purge(self.bus, self.run, **(defaults | options))
 
@@ -78,9 +89,9 @@ async def test_calls_are_kept_up_to_their_size_and_never_lost_before_their_group
     assert await streams.first(Stream.CALLS) == 11
 
 
-async def checkpoint(streams, model, step, cursor):
+async def checkpoint(streams, model, step, cursor, incarnation=1):
     record = Checkpoint(
-        run=streams.run, model=model, version=f"1-{step}", ledger_sequence=1, cursor=cursor, path="", files=()
+        run=streams.run, model=model, version=f"{incarnation}-{step}", ledger_sequence=1, cursor=cursor, path="", files=()
     )
     to = subject.checkpoint(streams.run, model, record.version)
     await put(streams.bus, streams.run, Stream.CHECKPOINTS, to, record)
@@ -88,7 +99,7 @@ async def checkpoint(streams, model, step, cursor):
 
 async def test_samples_stay_for_every_kept_checkpoint_of_every_model(streams):
     await streams.fill(Stream.SAMPLES, "sample.m.p-0", 30)
-    purge = streams.purge(trained_models=("m", "n"))
+    purge = streams.purge(learners={model: streams.learner(model) for model in ("m", "n")})
     for step, cursor in ((1, 5), (2, 12), (3, 20)):
         await checkpoint(streams, "m", step, cursor)
     await purge.run(0.0)
@@ -100,6 +111,18 @@ async def test_samples_stay_for_every_kept_checkpoint_of_every_model(streams):
     await checkpoint(streams, "n", 3, 28)
     await purge.run(0.0)
     assert await streams.first(Stream.SAMPLES) == 12
+
+
+async def test_voided_checkpoints_keep_no_place_of_a_valid_one(streams):
+    await streams.fill(Stream.SAMPLES, "sample.m.p-0", 30)
+    for step, cursor in ((1, 5), (2, 12), (3, 20)):
+        await checkpoint(streams, "m", step, cursor)
+    view = streams.learner("m", incarnation=2, base=1, steps=2, view=streams.learner("m"))
+    await streams.purge(learners={"m": view}).run(0.0)
+    assert await streams.first(Stream.SAMPLES) == 1, "of three checkpoints two are voided"
+    await checkpoint(streams, "m", 2, 14, incarnation=2)
+    await streams.purge(learners={"m": view}).run(0.0)
+    assert await streams.first(Stream.SAMPLES) == 5
 
 
 async def blob_record(streams, kind, data, to):
