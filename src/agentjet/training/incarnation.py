@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 
 import structlog
 
-from agentjet.accounting.fold import Batch, LearnerFold
 from agentjet.accounting.ledger import CurriculumView, LedgerView
 from agentjet.bus.ledger import LedgerChain
 from agentjet.bus.protocol import Bus, StoredMessage
@@ -34,11 +33,12 @@ from agentjet.pretrained.model_file import resolve
 from agentjet.schemas import subject
 from agentjet.schemas.checkpoint import Checkpoint
 from agentjet.schemas.codec import SCHEMA_HEADER, decode
-from agentjet.schemas.ids import RunId, SlotId, Version
+from agentjet.schemas.ids import RunId, Version
 from agentjet.schemas.ledger import GroupDrop, LearnerStart, LearnerStep
 from agentjet.schemas.presence import Presence, Waiting
-from agentjet.schemas.sample import Sample, SlotRecord
+from agentjet.schemas.sample import SlotRecord
 from agentjet.schemas.subject import Stream, stream_name
+from agentjet.training.batch_source import BatchSource, SampleBatch
 from agentjet.training.publisher import WeightsPublisher
 from agentjet.training.state import load_state, save_state
 from agentjet.training.trainer import StepResult, Trainer
@@ -63,19 +63,9 @@ class Incarnation:
         self._place = RunPlace(settings.run.dir)
         self._chain = LedgerChain(bus, run, model)
         self._view = LedgerView()
-        learner, algorithm = self._of.learner, self._of.algorithm
-        self._fold_settings: dict[str, Any] = {
-            "batch_groups": learner.batch_groups,
-            "straggler_bound": learner.straggler_bound,
-            "min_group": algorithm.min_group,
-            "drop_constant_groups": algorithm.drop_constant_groups,
-        }
-        self._fold = LearnerFold(**self._fold_settings)
+        self._source = BatchSource(self._of.learner, self._of.algorithm)
         self._curriculum = CurriculumView()
         self._position_digest = ""
-        self._samples: dict[SlotId, Sample] = {}
-        self._read_back_to = 0
-        """SAMPLES sequence up to which the restored fold knows records whose samples have to be read again."""
         self._number = 0
         self._step = 0
         self._saved_step = -1
@@ -139,10 +129,10 @@ class Incarnation:
             writer=self._name,
             base_step=self._step,
             base_checkpoint=base.version if base else "",
-            cursor=self._fold.cursor,
-            position_digest=await self._digest_at(self._fold.position),
+            cursor=self._source.fold.cursor,
+            position_digest=await self._digest_at(self._source.fold.position),
             config_digest=config_digest(self._settings),
-            fold_digest=self._fold.digest(),
+            fold_digest=self._source.fold.digest(),
         )
         await self._publish(await self._append(start))
 
@@ -183,15 +173,14 @@ class Incarnation:
         )
         if base is not None:
             extra = load_state(trainer, Path(base.path))
-            self._fold = LearnerFold.from_dict(extra["fold"], **self._fold_settings)
-            self._read_back_to = self._fold.position if self._fold.cursor <= self._fold.position else 0
+            self._source = BatchSource(self._of.learner, self._of.algorithm, extra["fold"])
             self._step = self._saved_step = int(extra["step"])
             self._position_digest = str(extra["position_digest"])
         return trainer
 
     async def _check_log(self, base: Checkpoint | None) -> None:
         """A log that lost its end (power loss), or was purged beyond the base, does not fit the base any more."""
-        position, cursor = self._fold.position, max(self._fold.cursor, 1)
+        position, cursor = self._source.fold.position, max(self._source.fold.cursor, 1)
         info = await self._bus.stream_info(stream_name(self._run, Stream.SAMPLES))
         if info.first_sequence > cursor:
             start = f"checkpoint {base.version}" if base else "its first weights"
@@ -216,7 +205,7 @@ class Incarnation:
 
     async def _read_samples(self, feed: "asyncio.Queue[StoredMessage | None]") -> None:
         name, of = stream_name(self._run, Stream.SAMPLES), subject.samples_of(self._run, self._model)
-        async for message in self._bus.tail(name, of, start=max(self._fold.cursor, 1)):
+        async for message in self._bus.tail(name, of, start=self._source.start):
             await feed.put(message)
 
     async def _await_finish(self, feed: "asyncio.Queue[StoredMessage | None]") -> None:
@@ -241,12 +230,9 @@ class Incarnation:
             message = await feed.get()
             if message is not None:
                 await self._take(message)
-                if message.sequence >= self._read_back_to:
-                    self._read_back_to = 0
             elif self._curriculum.finish is not None:
-                self._fold.finish(self._curriculum.num_issued(self._model))
-            # The restored fold may hold formed batches, of which not all samples are at hand yet.
-            while not self._read_back_to and await finish(self._settle()):
+                self._source.fold.finish(self._curriculum.num_issued(self._model))
+            while await finish(self._settle()):
                 pass
             if self._is_last or self._curriculum.finish is not None:
                 await finish(self._save())
@@ -260,13 +246,11 @@ class Incarnation:
         if not isinstance(record, SlotRecord):
             log.error("a strange record among the samples", subject=message.subject)
             return
-        self._fold.apply(message.sequence, record)
-        if isinstance(record, Sample) and self._fold.is_pending(record.rank):
-            self._samples.setdefault(record.slot, record)
+        self._source.take(message.sequence, record)
 
     async def _settle(self) -> bool:
         """Write down every drop and take one step, if the log allows it; whether it took one."""
-        for drop in self._fold.pop_drops():
+        for drop in self._source.pop_drops():
             await self._append(
                 GroupDrop(
                     run=self._run,
@@ -277,18 +261,17 @@ class Incarnation:
                     reason=drop.reason,
                 )
             )
-            self._forget(drop.group)
-        batch = None if self._is_last else self._fold.pop_batch()
-        if batch is not None:
-            await self._take_step(batch)
-        return batch is not None
+        ready = None if self._is_last else self._source.pop_batch()
+        if ready is not None:
+            await self._take_step(ready)
+        return ready is not None
 
-    async def _take_step(self, batch: Batch) -> None:
+    async def _take_step(self, ready: SampleBatch) -> None:
         assert self._trainer is not None
         self._say(f"step {self._step + 1} to be computed", unblocked_by="this learner")
         started = time.monotonic()
-        samples = [[self._samples[member.slot] for member in group.members] for group in batch.groups]
-        result: StepResult = await asyncio.to_thread(self._trainer.step, samples, policy_step=self._step)
+        batch = ready.batch
+        result: StepResult = await asyncio.to_thread(self._trainer.step, ready.samples, policy_step=self._step)
         self._step += 1
         metrics = {**result.metrics, "step_seconds": time.monotonic() - started}
         record = LearnerStep(
@@ -305,8 +288,6 @@ class Incarnation:
         )
         sequence = await self._append(record)
         self._metrics = {"step": float(self._step), **metrics}
-        for group in batch.groups:
-            self._forget(group.group)
         self._give_up_on_nonfinite()
         await self._publish(sequence)
         every = self._settings.checkpoint.every_steps
@@ -320,10 +301,6 @@ class Incarnation:
                 f"the last {self._trainer.num_skipped_in_a_row} gradients of model {self._model} were not finite; "
                 f"lower models.{self._model}.learner.learning_rate, then start again from the last checkpoint"
             )
-
-    def _forget(self, group: str) -> None:
-        for slot in [slot for slot in self._samples if slot.partition(".")[0] == group]:
-            del self._samples[slot]
 
     async def _append(self, record: LearnerStart | LearnerStep | GroupDrop) -> int:
         sequence = await self._chain.append(record)
@@ -356,10 +333,10 @@ class Incarnation:
             "incarnation": self._number,
             "step": self._step,
             "version": str(Version(self._number, self._step)),
-            "cursor": self._fold.cursor,
+            "cursor": self._source.fold.cursor,
             "ledger_sequence": self._head_sequence,
-            "position_digest": await self._digest_at(self._fold.position),
-            "fold": self._fold.to_dict(),
+            "position_digest": await self._digest_at(self._source.fold.position),
+            "fold": self._source.fold.to_dict(),
         }
         folder = self._place.checkpoints(self._model) / str(Version(self._number, self._step))
         await asyncio.to_thread(save_state, self._trainer, folder, extra)
