@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from agentjet.accounting.ledger import CurriculumView, LedgerView
 from agentjet.accounting.ticket import TicketState, advance, state_of
-from agentjet.schemas.ids import GroupId, SlotId, TicketId, TicketName, slot_id
+from agentjet.schemas.ids import GroupId, SlotId, TicketId, TicketName, group_id, slot_id
 from agentjet.schemas.ledger import CurriculumStart, GroupDrop, GroupIssue, LearnerStart, LearnerStep, RunFinish
 from agentjet.schemas.record import Record
 from agentjet.schemas.score import Score
@@ -82,6 +82,10 @@ class Audit:
 
     _curriculum: CurriculumView = field(default_factory=CurriculumView)
     _learners: dict[str, LedgerView] = field(default_factory=dict[str, LedgerView])
+    _issues: dict[GroupId, GroupIssue] = field(default_factory=dict[GroupId, GroupIssue])
+    """In order of issue; without tasks, which may be large."""
+    _steps: dict[int, LearnerStep] = field(default_factory=dict[int, LearnerStep])
+    """By LEDGER sequence, voided ones too."""
     _times: dict[GroupId, float] = field(default_factory=dict[GroupId, float])
     _claims: set[TicketId] = field(default_factory=set[TicketId])
     _ends: dict[TicketId, float] = field(default_factory=dict[TicketId, float])
@@ -94,10 +98,13 @@ class Audit:
         match record:
             case LearnerStart() | LearnerStep() | GroupDrop():
                 self._learners.setdefault(record.model, LedgerView()).apply(sequence, record)
+                if isinstance(record, LearnerStep):
+                    self._steps[sequence] = record
             case GroupIssue() | CurriculumStart() | RunFinish():
                 self._curriculum.apply(sequence, record)
                 if isinstance(record, GroupIssue):
-                    self._times[GroupId(f"{record.pool}-{record.index}")] = time
+                    group = group_id(record.pool, record.index)
+                    self._times[group], self._issues[group] = time, record.model_copy(update={"task": None})
             case _:
                 pass
 
@@ -147,7 +154,7 @@ class Audit:
             scored=len(scored),
             sampled=len(self._samples),
             settled=len(done),
-            trained=sum(len(step.record.members) for view in self._learners.values() for step in view.steps),
+            trained=sum(len(step.members) for model in self._learners for step in self._steps_of(model)),
             dropped=sum(view.num_dropped for view in self._learners.values()),
             lost=len(lost),
             duplicated=len(duplicated),
@@ -162,7 +169,7 @@ class Audit:
         )
 
     def _slots(self) -> Iterator[_Slot]:
-        for group, issue in self._curriculum.issues():
+        for group, issue in self._issues.items():
             for member in range(issue.size):
                 yield _Slot(group, issue, slot_id(group, member), self._times[group])
 
@@ -181,9 +188,13 @@ class Audit:
 
     def _settled_groups(self, model: str) -> set[GroupId]:
         view = self._learners[model]
-        ranks = {issue.ranks[model]: group for group, issue in self._curriculum.issues() if model in issue.ranks}
+        ranks = {issue.ranks[model]: group for group, issue in self._issues.items() if model in issue.ranks}
         dropped = {ranks[rank] for rank in view.dropped if rank in ranks}
-        return dropped.union(*(step.record.groups for step in view.steps))
+        return dropped.union(*(step.groups for step in self._steps_of(model)))
+
+    def _steps_of(self, model: str) -> list[LearnerStep]:
+        """Those that count."""
+        return [self._steps[step.sequence] for step in self._learners[model].steps]
 
     def _is_done(self, slot: _Slot, settled: dict[str, set[GroupId]]) -> bool:
         if slot.issue.kind is EpisodeKind.TRAIN:
@@ -202,12 +213,10 @@ class Audit:
 
     def _lost(self, settled: dict[str, set[GroupId]]) -> Iterator[str]:
         trained = {
-            model: {member for step in view.steps for member in step.record.members}
-            for model, view in self._learners.items()
+            model: {member for step in self._steps_of(model) for member in step.members} for model in self._learners
         }
         stepped = {
-            model: {group for step in view.steps for group in step.record.groups}
-            for model, view in self._learners.items()
+            model: {group for step in self._steps_of(model) for group in step.groups} for model in self._learners
         }
         for slot in self._slots():
             for model in slot.issue.ranks:
@@ -220,8 +229,8 @@ class Audit:
                     yield f"{model} {slot.slot}"
 
     def _duplicated(self) -> Iterator[str]:
-        for model, view in self._learners.items():
-            times = Counter(member for step in view.steps for member in step.record.members)
+        for model in self._learners:
+            times = Counter(member for step in self._steps_of(model) for member in step.members)
             yield from (f"{model} {member}" for member, count in times.items() if count > 1)
 
 

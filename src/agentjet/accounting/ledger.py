@@ -5,15 +5,16 @@ Invariants:
 - A `LearnerStart` voids every step and drop after its base; a voided version is never valid again.
 - Steps of the surviving line are numbered 1, 2, 3, ... without a gap; a chain that says otherwise is damaged.
 - Records of another chain are ignored, so that one view may be fed a whole stream.
+- Views are small: they hold a few numbers for each step and each drop, never the records, as long runs have many.
 
 It does not know the bus: records come with their sequences, in order.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agentjet.errors import RecordError
-from agentjet.schemas.ids import GroupId, Version
+from agentjet.schemas.ids import Version
 from agentjet.schemas.ledger import CurriculumStart, GroupDrop, GroupIssue, LearnerStart, LearnerStep, RunFinish
 from agentjet.schemas.record import Record
 
@@ -24,14 +25,10 @@ class TakenStep:
 
     sequence: int
     """Of its LEDGER record."""
-    record: LearnerStep
+    version: Version
+    """The weights it made."""
     num_groups: int
     """Groups trained in the run up to and with this step."""
-
-    @property
-    def version(self) -> Version:
-        """The weights it made."""
-        return Version(self.record.incarnation, self.record.step)
 
 
 class LedgerView:
@@ -86,8 +83,9 @@ class LedgerView:
             raise RecordError(
                 f"LEDGER {sequence}: step {record.step} of {record.model} follows step {len(self._steps)}"
             )
-        self._steps.append(TakenStep(sequence, record, self.num_groups + len(record.groups)))
-        self._versions[Version(record.incarnation, record.step)] = sequence
+        version = Version(record.incarnation, record.step)
+        self._steps.append(TakenStep(sequence, version, self.num_groups + len(record.groups)))
+        self._versions[version] = sequence
 
     def _check_incarnation(self, sequence: int, model: str, incarnation: int) -> None:
         if self._start is None or incarnation != self.incarnation:
@@ -158,7 +156,6 @@ class CurriculumView:
 
     def __init__(self) -> None:
         self._incarnation = 0
-        self._issues: dict[GroupId, GroupIssue] = {}
         self._ranks: dict[str, int] = {}
         self._indices: dict[str, int] = {}
         self._finish: RunFinish | None = None
@@ -188,7 +185,6 @@ class CurriculumView:
                 raise RecordError(f"LEDGER {sequence}: rank {rank} of {model} follows {self.num_issued(model) - 1}")
             self._ranks[model] = rank + 1
         self._indices[record.pool] = record.index + 1
-        self._issues[GroupId(f"{record.pool}-{record.index}")] = record
 
     @property
     def incarnation(self) -> int:
@@ -208,10 +204,7 @@ class CurriculumView:
         """Groups issued for a model's training; the next one's rank."""
         return self._ranks.get(model, 0)
 
-    def issue(self, group: GroupId) -> GroupIssue | None:
-        """How a group was issued, or None."""
-        return self._issues.get(group)
-
-    def issues(self) -> Iterator[tuple[GroupId, GroupIssue]]:
-        """Every issued group, in order of issue."""
-        return iter(self._issues.items())
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Models that a group was issued for, in the order of their first one."""
+        return tuple(self._ranks)

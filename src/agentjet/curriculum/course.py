@@ -45,7 +45,7 @@ class Course:
         self.incarnation = 0
         self._mix = PoolMix({pool: one.weight for pool, one in settings.pools.items() if self._is_trained(pool)})
         self._positions: dict[str, int] = {}
-        self._client_groups: dict[tuple[str, str], GroupIssue] = {}
+        self._client_groups: dict[tuple[str, str], int] = {}
         self._wanted: dict[str, float] = {}
         self._last_sequences: dict[str, int] = {}
         last_step = settings.run.num_steps or None
@@ -108,7 +108,7 @@ class Course:
         else:
             self.ledger.apply(sequence, record)
             if isinstance(record, GroupIssue):
-                self._issued(record, time)
+                self._issued(sequence, record, time)
 
     def _learned(self, sequence: int, record: LearnerStart | LearnerStep | GroupDrop) -> None:
         self.learners.setdefault(record.model, LedgerView()).apply(sequence, record)
@@ -116,10 +116,10 @@ class Course:
         for group in (record.group,) if isinstance(record, GroupDrop) else groups:
             self.board.consume(group, record.model)
 
-    def _issued(self, record: GroupIssue, time: float) -> None:
+    def _issued(self, sequence: int, record: GroupIssue, time: float) -> None:
         self.board.issue(record, time)
         if record.client_group:
-            self._client_groups[record.pool, record.client_group] = record
+            self._client_groups[record.pool, record.client_group] = sequence
         if record.kind is EpisodeKind.TRAIN:
             self._mix.record(record.pool)
             self._wanted.pop(record.pool, None)
@@ -135,8 +135,8 @@ class Course:
             return {}
         return order.in_file_order(issue.position) if issue.kind is EpisodeKind.EVAL else order.task(issue.position)
 
-    def client_issue(self, pool: str, client_group: str) -> GroupIssue | None:
-        """The group that a client's name stands for, if it was issued."""
+    def client_issue(self, pool: str, client_group: str) -> int | None:
+        """LEDGER sequence of the group that a client's name stands for, if it was issued."""
         return self._client_groups.get((pool, client_group))
 
     def load(self, model: str) -> ModelLoad:

@@ -13,7 +13,7 @@ import structlog
 
 from agentjet.bus.ledger import LedgerChain
 from agentjet.bus.protocol import Bus, StoredMessage
-from agentjet.bus.record import read
+from agentjet.bus.record import read, read_as
 from agentjet.config.load import config_digest
 from agentjet.config.settings import SwarmSettings
 from agentjet.curriculum.board import tickets_of
@@ -38,6 +38,8 @@ from agentjet.schemas.task import Ticket
 log = structlog.get_logger(__name__)
 
 GIB = 1024**3
+MAX_CLIENT_GROUP = 1024
+"""Most members of a client's own group: its tickets are one answer."""
 _CHUNK = 256
 _FILL_SECONDS = 5.0
 
@@ -287,8 +289,13 @@ class Curriculum:
             return OfferReply(
                 granted=False, reason=f"a group of {request.size} trains nobody: at least {least} are needed"
             )
+        if request.size > MAX_CLIENT_GROUP:
+            return OfferReply(
+                granted=False, reason=f"a group of {request.size} is too large: at most {MAX_CLIENT_GROUP} are possible"
+            )
         try:
-            issue = self._known(request) or await self._issue(lambda: self._offered(request)) or self._known(request)
+            issue = await self._known(request) or await self._issue(lambda: self._offered(request))
+            issue = issue or await self._known(request)
         except RecordTooLargeError as error:
             return OfferReply(granted=False, reason=f"the task is too large: {error}")
         except FencedError as error:
@@ -300,13 +307,19 @@ class Curriculum:
             return OfferReply(granted=False, reason="busy")
         if issue is None:
             return OfferReply(granted=False, reason="full")
-        return OfferReply(granted=True, tickets=tuple(tickets_of(self._run, issue, self._course.task_of(issue))))
+        # Without the task, which the client has: many copies of it may not fit an answer.
+        return OfferReply(granted=True, tickets=tuple(tickets_of(self._run, issue, {})))
 
-    def _known(self, request: OfferRequest) -> GroupIssue | None:
-        return self._course.client_issue(request.pool, request.group)
+    async def _known(self, request: OfferRequest) -> GroupIssue | None:
+        """The group that was issued for a request before."""
+        sequence = self._course.client_issue(request.pool, request.group)
+        message = sequence and await self._bus.get(stream_name(self._run, Stream.LEDGER), sequence)
+        if not message:
+            return None
+        return await read_as(GroupIssue, self._bus, self._run, Stream.LEDGER, message)
 
     def _offered(self, request: OfferRequest) -> GroupIssue | None:
-        if self._known(request) or self._outlook.full_streams:
+        if self._course.client_issue(request.pool, request.group) or self._outlook.full_streams:
             return None
         return self._course.offered(request, self._clock.now())
 

@@ -157,7 +157,8 @@ class RunHistory:
                 except RecordError:
                     self.num_unreadable += 1
             case GroupIssue():
-                self._groups[group_id(record.pool, record.index)] = record
+                # Without its task, which may be large.
+                self._groups[group_id(record.pool, record.index)] = record.model_copy(update={"task": None})
             case CurriculumStart():
                 self.finish_reason = None
             case RunFinish():

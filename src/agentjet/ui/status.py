@@ -158,9 +158,8 @@ async def _ledgers(bus: Bus, run: RunId) -> tuple[CurriculumView, dict[str, Ledg
         who = message.subject.rpartition(".")[2]
         view = curriculum if who == CURRICULUM else ledgers.setdefault(who, LedgerView())
         view.apply(message.sequence, record)
-    for _, issue in curriculum.issues():
-        for model in issue.ranks:
-            ledgers.setdefault(model, LedgerView())
+    for model in curriculum.models:
+        ledgers.setdefault(model, LedgerView())
     return curriculum, ledgers
 
 

@@ -391,8 +391,8 @@ async def test_voided_steps_stop_admission_until_they_are_taken_again(swarm, tas
         await swarm.fetch(4)
 
 
-async def offer(swarm, group, size=2):
-    request = OfferRequest(run=swarm.run, pool="own", group=group, task={"n": 1}, size=size, worker="c")
+async def offer(swarm, group, size=2, task=None):
+    request = OfferRequest(run=swarm.run, pool="own", group=group, task=task or {"n": 1}, size=size, worker="c")
     return await ask(swarm.bus, subject.offer_service(swarm.run, "own"), request, OfferReply)
 
 
@@ -408,7 +408,7 @@ async def test_a_client_gets_the_same_tickets_however_often_it_asks(swarm):
         one, two = await asyncio.gather(offer(swarm, "g1"), offer(swarm, "g1"))
         assert one.granted and one.tickets == two.tickets
         assert [ticket.id for ticket in one.tickets] == ["own-0.0.0", "own-0.1.0"]
-        assert [(ticket.task, ticket.max_offers) for ticket in one.tickets] == [({"n": 1}, 1)] * 2
+        assert [(ticket.task, ticket.max_offers) for ticket in one.tickets] == [({}, 1)] * 2
         assert (await offer(swarm, "g2")).reason == "full"
         assert await swarm.none_waits("own")
         await swarm.start_learner()
@@ -419,6 +419,14 @@ async def test_a_client_gets_the_same_tickets_however_often_it_asks(swarm):
     async with swarm.curriculum(own_pool()):
         await asyncio.sleep(0.2)
         assert (await offer(swarm, "g1")).tickets == one.tickets
+
+
+async def test_a_client_s_group_has_a_largest_size_and_is_answered_at_it(swarm):
+    async with swarm.curriculum(own_pool()):
+        await swarm.until(lambda: swarm.records(Stream.LEDGER))
+        await asyncio.sleep(0.1)
+        assert (await offer(swarm, "g1", size=1025)).reason == "a group of 1025 is too large: at most 1024 are possible"
+        assert len((await offer(swarm, "g1", size=1024, task={"text": "x" * 100_000})).tickets) == 1024
 
 
 async def _granted(swarm, group):

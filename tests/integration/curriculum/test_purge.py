@@ -90,8 +90,9 @@ async def test_calls_are_kept_up_to_their_size_and_never_lost_before_their_group
 
 
 async def checkpoint(streams, model, step, cursor, incarnation=1):
+    version = f"{incarnation}-{step}"
     record = Checkpoint(
-        run=streams.run, model=model, version=f"{incarnation}-{step}", ledger_sequence=1, cursor=cursor, path="", files=()
+        run=streams.run, model=model, version=version, ledger_sequence=1, cursor=cursor, path="", files=()
     )
     to = subject.checkpoint(streams.run, model, record.version)
     await put(streams.bus, streams.run, Stream.CHECKPOINTS, to, record)
