@@ -37,6 +37,7 @@ class ChunkStore(Protocol):
         stream: str,
         headers: Mapping[str, str] | None = None,
         expected: int | None = None,
+        ttl_seconds: float | None = None,
         timeout_seconds: float = 10.0,
     ) -> int:
         """As `Bus.publish`."""
@@ -47,7 +48,9 @@ class ChunkStore(Protocol):
         ...
 
 
-async def put_blob(store: ChunkStore, stream: str, subject_prefix: str, data: bytes) -> str:
+async def put_blob(
+    store: ChunkStore, stream: str, subject_prefix: str, data: bytes, *, ttl_seconds: float | None = None
+) -> str:
     """Store `data`; returns its sha256. Raises what `publish` raises, except conflicts: a stored chunk is kept."""
     digest = await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
     chunk_bytes = min(CHUNK_BYTES, store.max_payload_bytes)
@@ -64,6 +67,7 @@ async def put_blob(store: ChunkStore, stream: str, subject_prefix: str, data: by
                 stream=stream,
                 headers=headers,
                 expected=0,
+                ttl_seconds=ttl_seconds,
                 timeout_seconds=60.0,
             )
         except ConflictError:

@@ -273,8 +273,8 @@ class NatsBus:
                 live[key] = message.payload
         return live
 
-    async def put_blob(self, stream: str, subject_prefix: str, data: bytes) -> str:
-        return await blob.put_blob(self, stream, subject_prefix, data)
+    async def put_blob(self, stream: str, subject_prefix: str, data: bytes, *, ttl_seconds: float | None = None) -> str:
+        return await blob.put_blob(self, stream, subject_prefix, data, ttl_seconds=ttl_seconds)
 
     async def get_blob(self, stream: str, subject_prefix: str, sha256: str, num_bytes: int) -> bytes:
         return await blob.get_blob(self, stream, subject_prefix, sha256, num_bytes)

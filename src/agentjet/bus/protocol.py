@@ -228,10 +228,11 @@ class Bus(Protocol):
         """Live keys and their payloads."""
         ...
 
-    async def put_blob(self, stream: str, subject_prefix: str, data: bytes) -> str:
+    async def put_blob(self, stream: str, subject_prefix: str, data: bytes, *, ttl_seconds: float | None = None) -> str:
         """Store `data` in pipelined chunks under `<subject_prefix>.<sha256>.<chunk>`; returns the sha256.
 
-        Idempotent: chunks already stored are kept. The record that names the blob is published afterwards.
+        Idempotent: chunks already stored are kept. The record that names the blob is published afterwards. The chunks
+        vanish after `ttl_seconds`.
         """
         ...
 

@@ -19,6 +19,7 @@ from agentjet.schemas.subject import Stream, stream_name, stream_subjects
 BLOB_HEADER = "AJ-Blob"
 BLOB_BYTES_HEADER = "AJ-Blob-Bytes"
 REPLY_HEADER = "AJ-Reply"
+_CHUNK_GRACE_SECONDS = 10.0
 
 _BLOB_KINDS = {
     Stream.CALLS: "call",
@@ -88,7 +89,9 @@ async def put(
                 f"{to}: a {record.schema_name} record of {len(body)} bytes exceeds the payload limit of "
                 f"{bus.max_payload_bytes} bytes; make it smaller or raise max_payload of the NATS server"
             )
-        sha256 = await bus.put_blob(name, subject.blob(run, kind), body)
+        # The chunks outlive the message that names them.
+        chunk_seconds = None if ttl_seconds is None else ttl_seconds + _CHUNK_GRACE_SECONDS
+        sha256 = await bus.put_blob(name, subject.blob(run, kind), body, ttl_seconds=chunk_seconds)
         headers |= {BLOB_HEADER: sha256, BLOB_BYTES_HEADER: str(len(body))}
         body = b""
     return await bus.publish(

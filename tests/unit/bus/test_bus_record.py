@@ -1,3 +1,4 @@
+import asyncio
 from typing import Any, ClassVar
 
 import pytest
@@ -72,6 +73,17 @@ async def test_a_record_above_the_payload_limit_rides_as_a_blob_where_the_stream
     assert found is not None and found[1] == large
     with pytest.raises(RecordTooLargeError, match="test_note"):
         await records.put(run_bus, RUN, Stream.SCORES, f"aj.{RUN}.score.g.0.1", large)
+
+
+async def test_the_chunks_of_a_large_question_vanish_with_it(
+    run_bus: MemoryBus, note: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(records, "_CHUNK_GRACE_SECONDS", 0.0)
+    to, name = f"aj.{RUN}.infer.m.any", stream_name(RUN, Stream.INFER)
+    await records.put(run_bus, RUN, Stream.INFER, to, note(text="x" * 3_000_000), ttl_seconds=0.1)
+    assert (await run_bus.stream_info(name)).num_messages > 2
+    await asyncio.sleep(1.1)  # times to live count in whole seconds
+    assert [message.subject async for message in run_bus.scan(name)] == []
 
 
 async def test_a_question_is_answered_by_a_record(run_bus: MemoryBus, note: Any):
