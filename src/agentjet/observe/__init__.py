@@ -1,1 +1,1 @@
-"""What an actor says about itself: logs, metrics, and how late its event loop is."""
+"""What an actor says about itself: logs, and how late its event loop is."""

@@ -108,11 +108,6 @@ def episode(run: RunId, ticket: TicketId) -> str:
     return f"aj.{run}.episode.{ticket}"
 
 
-def episodes_of(run: RunId, group: GroupId) -> str:
-    """EPISODES: the wildcard of a group's ends."""
-    return f"aj.{run}.episode.{group}.*.*"
-
-
 def judgement(run: RunId, group: GroupId) -> str:
     """JUDGEMENTS: the verdict on a group."""
     return f"aj.{run}.judgement.{group}"
