@@ -18,6 +18,9 @@ from agentjet.schemas.ledger import GroupIssue
 from agentjet.schemas.score import Score
 from agentjet.schemas.task import EpisodeKind, Ticket
 
+MAX_CLAIMS = 5
+"""How often a ticket is given out: an agent that takes its rollout's machine down must not do so for ever."""
+
 TaskOf = Callable[[GroupIssue], Mapping[str, Any]]
 
 
@@ -28,6 +31,13 @@ class LiveClaim:
     attempt: int
     deadline: float
     """JetStream time."""
+    number: int
+    """Claims of the ticket so far."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the ticket is not given out any more."""
+        return self.number >= MAX_CLAIMS
 
 
 @dataclass(slots=True)
@@ -144,9 +154,9 @@ class Board:
         if not out.open_members and not out.waiting_models:
             self.groups.pop(out.group, None)
 
-    def claim(self, ticket: TicketId, attempt: int, deadline: float) -> None:
-        """A current ticket has a new player."""
-        self.claims[ticket] = LiveClaim(attempt, deadline)
+    def claim(self, ticket: TicketId, attempt: int, deadline: float, number: int) -> None:
+        """A current ticket has a new player: the `number`-th."""
+        self.claims[ticket] = LiveClaim(attempt, deadline, number)
 
     def ticket(self, out: GroupOut, member: int) -> Ticket:
         """The current ticket of a slot."""

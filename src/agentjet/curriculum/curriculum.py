@@ -165,7 +165,8 @@ class Curriculum:
             for of, message in (await self._bus.last_many(stream_name(self._run, Stream.CLAIMS), wanted)).items():
                 record = await read(self._bus, self._run, Stream.CLAIMS, message)
                 if isinstance(record, Claim):
-                    board.claim(tickets[of], message.sequence, message.time + record.ticket.deadline_seconds)
+                    deadline = message.time + record.ticket.deadline_seconds
+                    board.claim(tickets[of], message.sequence, deadline, record.number)
 
     # What the streams say
 

@@ -4,6 +4,7 @@ Invariants:
 
 - A claim is granted only for a current ticket without an end; the claim record's sequence is the attempt.
 - Claims of a ticket are compare-and-set on one another, so attempts rise and exactly one is the newest.
+- A ticket is given out at most `MAX_CLAIMS` times; then askers hear "busy" until it is buried at the last deadline.
 - Trouble with the bus is answered "busy": the asker tries again.
 
 Secrets stay here: what leaves is a signed key.
@@ -15,9 +16,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import structlog
 
 from agentjet.accounting.key import Key, sign, verify
-from agentjet.bus.protocol import Bus
-from agentjet.bus.record import answering, last, put
-from agentjet.curriculum.board import Board
+from agentjet.bus.protocol import Bus, StoredMessage
+from agentjet.bus.record import answering, last, put, read_as
+from agentjet.curriculum.board import Board, LiveClaim
 from agentjet.curriculum.clock import BusClock
 from agentjet.errors import BusError, ConflictError, KeyRejectedError
 from agentjet.schemas import subject
@@ -78,28 +79,44 @@ class ClaimDesk:
         return True
 
     async def _grant(self, ticket: Ticket, worker: str) -> ClaimGrant:
-        attempt = await self._append(Claim(ticket=ticket.without_task(), worker=worker))
-        stored = await self._bus.get(stream_name(self._run, Stream.CLAIMS), attempt)
-        if stored is None:
-            raise BusError(f"claim {attempt} of {ticket.id} was stored but can not be read")
-        self._clock.observe(stored.time)
-        deadline = stored.time + ticket.deadline_seconds
-        self._board.claim(ticket.id, attempt, deadline)
+        claim = await self._append(ticket, worker)
+        if claim is None:
+            return ClaimGrant(ticket=ticket.id, granted=False, reason="busy")
         self.num_granted += 1
-        key = sign(self._secret, Key(self._run, ticket.id, attempt, deadline))
-        return ClaimGrant(ticket=ticket.id, granted=True, attempt=attempt, key=key, deadline=deadline)
+        key = sign(self._secret, Key(self._run, ticket.id, claim.attempt, claim.deadline))
+        return ClaimGrant(ticket=ticket.id, granted=True, attempt=claim.attempt, key=key, deadline=claim.deadline)
 
-    async def _append(self, claim: Claim) -> int:
-        to = subject.claim(self._run, claim.ticket.id)
-        known = self._board.claims.get(claim.ticket.id)
-        expected = 0 if known is None else known.attempt
+    async def _append(self, ticket: Ticket, worker: str) -> LiveClaim | None:
+        """A new claim, which the board knows then; None when the ticket had enough of them."""
+        to = subject.claim(self._run, ticket.id)
         for _ in range(_MAX_TRIES):
+            known = self._board.claims.get(ticket.id)
+            if known is not None and known.is_last:
+                return None
+            number, expected = (known.number + 1, known.attempt) if known else (1, 0)
+            claim = Claim(ticket=ticket.without_task(), worker=worker, number=number)
             try:
-                return await put(self._bus, self._run, Stream.CLAIMS, to, claim, expected=expected)
+                attempt = await put(self._bus, self._run, Stream.CLAIMS, to, claim, expected=expected)
             except ConflictError:
-                message = await self._bus.last(stream_name(self._run, Stream.CLAIMS), to)
-                expected = 0 if message is None else message.sequence
-        raise BusError(f"{claim.ticket.id}: others claimed it {_MAX_TRIES} times in between")
+                newest = await self._bus.last(stream_name(self._run, Stream.CLAIMS), to)
+                if newest is not None:
+                    await self._learn_of(newest)
+                continue
+            stored = await self._bus.get(stream_name(self._run, Stream.CLAIMS), attempt)
+            if stored is None:
+                raise BusError(f"claim {attempt} of {ticket.id} was stored but can not be read")
+            return await self._learn_of(stored)
+        raise BusError(f"{ticket.id}: others claimed it {_MAX_TRIES} times in between")
+
+    async def _learn_of(self, message: StoredMessage) -> LiveClaim:
+        """What a stored claim says; the board is told of it unless it knows a newer one."""
+        record = await read_as(Claim, self._bus, self._run, Stream.CLAIMS, message)
+        self._clock.observe(message.time)
+        deadline = message.time + record.ticket.deadline_seconds
+        known = self._board.claims.get(record.ticket.id)
+        if known is None or known.attempt < message.sequence:
+            self._board.claim(record.ticket.id, message.sequence, deadline, record.number)
+        return LiveClaim(message.sequence, deadline, record.number)
 
     async def authorize(self, request: AuthorizeRequest) -> Authorization:
         """What a key may do: genuine, not expired, and of the newest claim of its ticket."""

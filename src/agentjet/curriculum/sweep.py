@@ -1,6 +1,7 @@
 """Healing: what was lost between two writes is written again, and what can not end is buried.
 
-- A ticket past its deadline gets the end "dead" (create-only: an end that is stored already wins).
+- A ticket past its deadline gets the end "dead" (create-only: an end that is stored already wins). Each claim sets the
+  deadline anew, and a ticket has at most `MAX_CLAIMS` claims, so every ticket ends.
 - A ticket that is absent from TASKS and then, in that order, from EPISODES is published again. In that order, because a
   player stores the end before it acknowledges the ticket.
 """
@@ -12,7 +13,7 @@ import structlog
 
 from agentjet.bus.protocol import Bus
 from agentjet.bus.record import put, put_once
-from agentjet.curriculum.board import Board, GroupOut
+from agentjet.curriculum.board import MAX_CLAIMS, Board, GroupOut
 from agentjet.curriculum.clock import BusClock
 from agentjet.errors import ConflictError
 from agentjet.schemas import subject
@@ -65,7 +66,10 @@ class Sweep:
             if out.issue.pool not in self._pools:
                 await self._end(out, member, ticket, f"its pool {out.issue.pool} is no longer configured")
             elif deadline is not None and now > deadline:
-                await self._end(out, member, ticket, "its deadline passed")
+                claim = self._board.claims.get(ticket)
+                is_spent = claim is not None and claim.is_last
+                why = f"it was claimed {MAX_CLAIMS} times without an end" if is_spent else "its deadline passed"
+                await self._end(out, member, ticket, why)
 
     async def _end(self, out: GroupOut, member: int, ticket: TicketId, why: str) -> None:
         claim = self._board.claims.get(ticket)

@@ -29,6 +29,8 @@ class Claim(Record):
     ticket: Ticket
     """Without its task."""
     worker: str
+    number: Annotated[int, Field(ge=1)] = 1
+    """How many claims of the ticket there are, with this one."""
 
 
 class ClaimGrant(Record):

@@ -221,6 +221,29 @@ async def test_a18_two_claims_of_one_ticket_are_two_attempts_and_the_first_end_w
         assert (await swarm.claim(ticket.id)).reason == "ended"
 
 
+async def test_a_ticket_whose_players_vanish_is_given_out_five_times_and_then_buried(swarm, tasks):
+    """An agent that takes its machine down is not handed on for ever, also when the curriculum starts again."""
+    settings = settings_of(tasks, pool={"deadline_seconds": 1.0})
+    async with swarm.curriculum(settings):
+        (ticket, _), *_ = await swarm.fetch(1)
+        grants = [await swarm.claim(ticket.id) for _ in range(3)]
+    async with swarm.curriculum(settings):
+        await swarm.until(lambda: _has_restarted(swarm))
+        grants += await asyncio.gather(*(swarm.claim(ticket.id) for _ in range(4)))
+        assert sorted(grant.granted for grant in grants) == [False] * 2 + [True] * 5
+        assert [grant.reason for grant in grants if not grant.granted] == ["busy"] * 2
+        to = subject.episode(swarm.run, ticket.id)
+        _, end = await swarm.until(lambda: last(Episode, swarm.bus, swarm.run, Stream.EPISODES, to))
+        assert (end.status, end.attempt) == (EndStatus.DEAD, max(grant.attempt for grant in grants))
+        assert end.fault.message.endswith("it was claimed 5 times without an end")
+
+
+async def _has_restarted(swarm):
+    records = await swarm.records(Stream.LEDGER)
+    await asyncio.sleep(0.1)
+    return sum(isinstance(one, CurriculumStart) for one in records) == 2
+
+
 @pytest.mark.parametrize("text", ["guess-99.0.0", "guess-0.7.0", "guess-0.0.1", "other-0.0.0", "nonsense"])
 async def test_a_ticket_that_was_not_issued_is_unknown(swarm, tasks, text):
     async with swarm.curriculum(settings_of(tasks)):
