@@ -3,6 +3,7 @@
 A recipe becomes a plain `swarm.toml` in the demo's folder: what the demo did can be read, changed and run again.
 """
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -102,7 +103,7 @@ def write_config(recipe: Recipe, folder: Path, *, num_steps: int, seed: int, mod
     for name in recipe.models:
         lines += [
             f"[models.{name}]",
-            f'path = "{model_path}"',
+            f"path = {_quoted(model_path)}",
             "",
             f"[models.{name}.engine]",
             *_lines(recipe.engine),
@@ -114,8 +115,8 @@ def write_config(recipe: Recipe, folder: Path, *, num_steps: int, seed: int, mod
         ]
     lines += [
         f"[pools.{recipe.game}]",
-        f'workflow = "{agent}:run"',
-        f'tasks = "{agent}:tasks"',
+        f"workflow = {_quoted(f'{agent}:run')}",
+        f"tasks = {_quoted(f'{agent}:tasks')}",
         "deadline_seconds = 120.0",
         f"sampling = {{ temperature = 1.0, max_tokens = {recipe.max_tokens} }}",
         "",
@@ -131,8 +132,13 @@ def write_config(recipe: Recipe, folder: Path, *, num_steps: int, seed: int, mod
     ]
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "swarm.toml"
-    path.write_text("\n".join(lines))
+    path.write_text("\n".join(lines), "utf-8")
     return path
+
+
+def _quoted(text: str) -> str:
+    """A TOML basic string: as JSON's, whose one addition is that it takes DEL unescaped."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _lines(text: str) -> list[str]:

@@ -9,7 +9,7 @@ from agentjet.cli.output import readable_bytes, readable_seconds, write_json, wr
 from agentjet.cli.target import Target, open_bus, runs_on, stream_names_of
 from agentjet.errors import UserError
 from agentjet.schemas.ids import RunId
-from agentjet.schemas.subject import presence_bucket
+from agentjet.schemas.subject import presence_bucket, stream_prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ async def rm(run: str, *, target: Target | None = None, force: bool = False) -> 
 
 async def size_of(bus: Bus, run: RunId) -> RunSize:
     """What a run takes on the server."""
-    present = set(await bus.stream_names(f"AJ_{run}_"))
+    present = set(await bus.stream_names(stream_prefix(run)))
     infos = await asyncio.gather(*(bus.stream_info(name) for name in stream_names_of(run) if name in present))
     return RunSize(
         run=run,
