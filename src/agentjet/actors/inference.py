@@ -18,16 +18,7 @@ from agentjet.schemas.presence import Waiting
 async def run(actor: Actor) -> None:
     """Until stopped."""
     of = actor.settings.models[actor.model]
-    engine = TransformersEngine(
-        of.path,
-        dtype=of.engine.dtype,
-        device=of.engine.device,
-        num_threads=of.engine.num_threads or None,
-        max_running=of.engine.max_running,
-        cache_tokens=of.engine.cache_tokens,
-        prefill_tokens_per_step=of.engine.prefill_tokens,
-        context_length=of.engine.context_tokens or None,
-    )
+    engine = TransformersEngine.from_settings(of.path, of.engine)
     await engine.start()
     try:
         async with asyncio.TaskGroup() as group:

@@ -128,16 +128,7 @@ async def _start_model(stack: AsyncExitStack, local: LocalSwarm, name: str, of: 
     from agentjet.inference.transformers_engine import TransformersEngine
     from agentjet.pretrained.tokenizer import load_tokenizer, stop_ids
 
-    engine = TransformersEngine(
-        of.path,
-        dtype=of.engine.dtype,
-        device=of.engine.device,
-        num_threads=of.engine.num_threads or None,
-        max_running=of.engine.max_running,
-        cache_tokens=of.engine.cache_tokens,
-        prefill_tokens_per_step=of.engine.prefill_tokens,
-        context_length=of.engine.context_tokens or None,
-    )
+    engine = TransformersEngine.from_settings(of.path, of.engine)
     await engine.start()
     stack.push_async_callback(engine.close)
     service = InferenceService(

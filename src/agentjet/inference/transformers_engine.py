@@ -12,11 +12,12 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from random import Random
-from typing import Literal, NoReturn
+from typing import Literal, NoReturn, Self
 
 import torch
 from transformers import AutoTokenizer
 
+from agentjet.config import EngineSettings
 from agentjet.errors import AgentJetError, ContextLengthError, EngineError, UserError
 from agentjet.inference.engine import Draw, EngineLoad, Generation, Tokenizer
 from agentjet.inference.engine_loop import Cancel, Close, EngineLoop, Outcome, WeightUpdate
@@ -70,6 +71,20 @@ class TransformersEngine:
         self._queues: dict[str, asyncio.Queue[Draw | AgentJetError]] = {}
         self._thread: threading.Thread | None = None
         self._ended = asyncio.Event()
+
+    @classmethod
+    def from_settings(cls, path: str | Path, settings: EngineSettings) -> Self:
+        """The engine that a model's settings describe; a 0 there leaves the choice to the model or the machine."""
+        return cls(
+            path,
+            dtype=settings.dtype,
+            device=settings.device,
+            num_threads=settings.num_threads or None,
+            max_running=settings.max_running,
+            cache_tokens=settings.cache_tokens,
+            prefill_tokens_per_step=settings.prefill_tokens,
+            context_length=settings.context_tokens or None,
+        )
 
     @property
     def version(self) -> Version:

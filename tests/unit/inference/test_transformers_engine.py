@@ -13,6 +13,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
+from agentjet.config import EngineSettings
 from agentjet.errors import ContextLengthError, EngineError, ModelNotFoundError, UnsupportedArchitectureError
 from agentjet.inference.engine import Draw, Engine, Generation
 from agentjet.inference.transformers_engine import TransformersEngine
@@ -38,6 +39,18 @@ def scale_embeddings(source: Path, target: Path, factor: float) -> None:
     weights = load_file(source)
     weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"] * np.float32(factor)
     save_file(weights, target, metadata={"format": "pt"})
+
+
+async def test_settings_describe_an_engine(tiny: Path):
+    settings = EngineSettings(dtype="float32", device="cpu", num_threads=1, context_tokens=24, cache_tokens=64)
+    engine = TransformersEngine.from_settings(tiny, settings)
+    await engine.start()
+    try:
+        assert engine.context_length == 24
+        drawn = ids_of(await collect(engine, ask("a", [1, 2, 3], max_tokens=4)))
+        assert len(drawn) == 4
+    finally:
+        await engine.close()
 
 
 @asynccontextmanager
