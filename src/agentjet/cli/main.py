@@ -23,6 +23,7 @@ _COMMANDS = {
     "rollout": ("agentjet.cli.rollout:rollout", "Play episodes; with --once --dry-run, one to look at."),
     "status": ("agentjet.cli.status:status", "What runs, what each part waits for, how full the streams are."),
     "audit": ("agentjet.cli.audit:audit", "Whether every issued episode is accounted for, exactly once."),
+    "replay": ("agentjet.cli.replay:replay", "Derive a run's steps again from its log, bit for bit."),
     "eval": ("agentjet.cli.evaluate:evaluate", "Evaluate a checkpoint or model on the [eval] pool."),
     "decode": ("agentjet.cli.decode:decode", "Print a record of the bus as JSON."),
     "doctor": ("agentjet.cli.doctor:doctor", "Check this machine and say what to do."),

@@ -29,7 +29,6 @@ from agentjet.config.load import config_digest
 from agentjet.config.place import RunPlace
 from agentjet.durable.manifest import versions_in
 from agentjet.errors import BusError, CheckpointError, FencedError, TrainingDivergedError
-from agentjet.pretrained.model_file import resolve
 from agentjet.schemas import subject
 from agentjet.schemas.checkpoint import Checkpoint
 from agentjet.schemas.codec import SCHEMA_HEADER, decode
@@ -40,6 +39,7 @@ from agentjet.schemas.sample import SlotRecord
 from agentjet.schemas.subject import Stream, stream_name
 from agentjet.training.batch_source import BatchSource, SampleBatch
 from agentjet.training.publisher import WeightsPublisher
+from agentjet.training.replay import make_trainer
 from agentjet.training.state import load_state, save_state
 from agentjet.training.trainer import StepResult, Trainer
 
@@ -162,15 +162,7 @@ class Incarnation:
         return max((version for version in written if self._view.is_valid(version)), default=None)
 
     def _make_trainer(self, base: Checkpoint | None) -> Trainer:
-        trainer = Trainer(
-            resolve(self._of.path),
-            self._of.learner,
-            self._of.algorithm,
-            seed=self._settings.run.seed,
-            num_steps=self._settings.run.num_steps,
-            engine_dtype=self._of.engine.dtype,
-            is_deterministic=self._settings.run.is_deterministic,
-        )
+        trainer = make_trainer(self._settings, self._model)
         if base is not None:
             extra = load_state(trainer, Path(base.path))
             self._source = BatchSource(self._of.learner, self._of.algorithm, extra["fold"])

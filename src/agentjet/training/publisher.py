@@ -71,17 +71,7 @@ class WeightsPublisher:
     async def _is_over_bus(self) -> bool:
         if self._settings.weights_route != "auto":
             return self._settings.weights_route == "bus"
-        hosts = {engine.host for engine in await self._engines()}
-        return not hosts <= {socket.gethostname()}
-
-    async def _engines(self) -> Sequence[Presence]:
-        try:
-            live = await self._bus.presence(subject.presence_bucket(self._run), "inference.")
-        except BusError:
-            return ()
-        header = {SCHEMA_HEADER: Presence.schema_header()}
-        records = [decode(header, body) for body in live.values()]
-        return [one for one in records if isinstance(one, Presence) and self._model in one.models]
+        return bool(await self._far_hosts())
 
     def _prune(self, newest: Path) -> None:
         """An engine that is reading a removed file keeps its open handle; a killed learner's half of one goes too."""
