@@ -1,7 +1,8 @@
 """An episode in a client's hands.
 
 It ends exactly once: by `end`, by `abort`, or by leaving its `async with` block. Asking again gives the same reply and
-has no further effect. Until then its ticket is held by a heartbeat.
+has no further effect. Whatever was tried first is its end: an end that could not be stored is sent again as it was, and
+never turns into an abort. Until then its ticket is held by a heartbeat.
 """
 
 import asyncio
@@ -16,9 +17,9 @@ from agentjet.bus.protocol import Bus, Delivery
 from agentjet.errors import BusError
 from agentjet.gateway import Gateway
 from agentjet.rollout.claiming import Claimed
-from agentjet.rollout.ending import ended, store_end
+from agentjet.rollout.ending import ended, store_end_in_time
 from agentjet.rollout.stage import Play, openai_sampling
-from agentjet.schemas.episode import EndReply
+from agentjet.schemas.episode import EndReply, Episode
 from agentjet.schemas.ids import RunId
 from agentjet.schemas.task import EpisodeKind
 from agentjet.workers.pool import Failure
@@ -42,6 +43,8 @@ class ClientEpisode:
         self._worker, self._delivery = worker, delivery
         self._transcript: list[dict[str, Any]] = []
         self._ending = asyncio.Lock()
+        self._end_record: Episode | None = None
+        """What was tried to be stored: it may have been."""
         self._reply: EndReply | None = None
         self._beat = asyncio.create_task(self._hold()) if delivery is not None else None
 
@@ -117,6 +120,8 @@ class ClientEpisode:
         Returns whether this end counts: False with `superseded` when another attempt ended first, with `dead` when the
         deadline had passed.
 
+        A bus that is away is waited for, up to the deadline.
+
         Raises:
             BusError: The end could not be stored; ask again.
         """
@@ -133,24 +138,50 @@ class ClientEpisode:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._reply is None:
-            why = "the client left the episode without end()" if error is None else f"{type(error).__name__}: {error}"
-            await self.abort(why)
+        if self._reply is not None:
+            return
+        why = "the client left the episode without end()" if error is None else f"{type(error).__name__}: {error}"
+        # Who is being cancelled wants to leave now: one try.
+        is_patient = error is None or isinstance(error, Exception)
+        try:
+            await self._end(None, {}, None, Failure("AbortError", why, is_abort=True), is_patient=is_patient)
+        except BusError as problem:
+            if error is None:
+                raise
+            log.warning("an end was not stored", ticket=self.ticket.id, error=str(problem))
 
     async def _end(
-        self, reward: float | None, metrics: dict[str, float], result: Any, failure: Failure | None
+        self,
+        reward: float | None,
+        metrics: dict[str, float],
+        result: Any,
+        failure: Failure | None,
+        *,
+        is_patient: bool = True,
     ) -> EndReply:
         async with self._ending:
             if self._reply is not None:
                 return self._reply
-            seconds = time.monotonic() - self._claimed.since
-            play = Play(reward, metrics, result, tuple(self._transcript), failure, "", seconds)
-            captured = self._gateway.session(self.api_key)
-            episode = ended(self.ticket, self.attempt, captured, play, worker=self._worker)
-            self._reply = await store_end(self._bus, self._run, episode)
+            if self._end_record is None:
+                seconds = time.monotonic() - self._claimed.since
+                play = Play(reward, metrics, result, tuple(self._transcript), failure, "", seconds)
+                captured = self._gateway.session(self.api_key)
+                self._end_record = ended(self.ticket, self.attempt, captured, play, worker=self._worker)
+            self._reply = await self._store(self._end_record, is_patient=is_patient)
             await self._let_go()
             self._gateway.forget(self.api_key)
             return self._reply
+
+    async def _store(self, record: Episode, *, is_patient: bool) -> EndReply:
+        try:
+            return await store_end_in_time(
+                self._bus, self._run, record, lambda: self._claimed.seconds_left if is_patient else 0.0
+            )
+        except BusError:
+            raise
+        except Exception:
+            self._end_record = None  # it can not be written at all, so another may
+            raise
 
     async def _let_go(self) -> None:
         if self._beat is not None:

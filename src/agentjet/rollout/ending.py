@@ -4,12 +4,15 @@ The first stored end of a ticket wins for ever. An attempt that ends again gets 
 is told `superseded`. An end without a single model call is never a sample: it fails by name.
 """
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
+
+import structlog
 
 from agentjet.bus.protocol import Bus
 from agentjet.bus.record import put_once
-from agentjet.errors import RecordError
+from agentjet.errors import BusError, BusUnavailableError, RecordError
 from agentjet.rollout.stage import Play
 from agentjet.schemas import subject
 from agentjet.schemas.episode import EndReply, EndStatus, Episode, Fault
@@ -18,7 +21,10 @@ from agentjet.schemas.subject import Stream
 from agentjet.schemas.task import EpisodeKind, Ticket
 from agentjet.workers.pool import Failure
 
+log = structlog.get_logger(__name__)
+
 _MAX_MESSAGE = 2_000
+_STORE_AGAIN_SECONDS = 1.0
 
 NO_CALLS = Fault(
     kind="no_model_calls",
@@ -100,6 +106,27 @@ async def store_end(bus: Bus, run: RunId, episode: Episode) -> EndReply:
         return EndReply(ticket=ticket, accepted=True)
     reason = "dead" if first.status is EndStatus.DEAD else "superseded"
     return EndReply(ticket=ticket, accepted=False, reason=reason)
+
+
+async def store_end_in_time(bus: Bus, run: RunId, episode: Episode, seconds_left: Callable[[], float]) -> EndReply:
+    """As `store_end`, and again while the bus does not take it and there is time.
+
+    The very same record every time: a try whose answer was lost may have been stored.
+
+    Raises:
+        BusUnavailableError: The bus is gone for good.
+        BusError: The time is over.
+    """
+    while True:
+        try:
+            return await store_end(bus, run, episode)
+        except BusUnavailableError:
+            raise
+        except BusError as error:
+            if seconds_left() <= 0:
+                raise
+            log.warning("an end could not be stored yet", ticket=episode.ticket.id, error=str(error))
+        await asyncio.sleep(_STORE_AGAIN_SECONDS)
 
 
 def failed_play(kind: str, message: str) -> Play:

@@ -19,12 +19,12 @@ from agentjet.bus.handler import PostponeError, consume
 from agentjet.bus.protocol import Bus, StoredMessage
 from agentjet.bus.record import read_as
 from agentjet.config.settings import SwarmSettings
-from agentjet.errors import BusError, BusUnavailableError, ConfigError
+from agentjet.errors import ConfigError
 from agentjet.rollout.claiming import BUSY_SECONDS, Claimed, claim, worker_name
-from agentjet.rollout.ending import Endpoint, ended, failed_play, store_end
+from agentjet.rollout.ending import Endpoint, ended, failed_play, store_end, store_end_in_time
 from agentjet.rollout.stage import Part, Play, Stage
 from agentjet.schemas import subject
-from agentjet.schemas.episode import EndReply, EndStatus, Episode
+from agentjet.schemas.episode import EndStatus, Episode
 from agentjet.schemas.ids import RunId
 from agentjet.schemas.presence import Waiting
 from agentjet.schemas.subject import Stream, stream_name
@@ -37,7 +37,6 @@ _MARGIN_RATIO = 0.05
 _MAX_MARGIN_SECONDS = 2.0
 _RATE_SECONDS = 60.0
 _SLOW_SECONDS = 30.0
-_STORE_AGAIN_SECONDS = 1.0
 
 
 class Rollout:
@@ -181,7 +180,7 @@ class Rollout:
     async def _store(self, claimed: Claimed, play: Play) -> None:
         captured = self._gateway.session(claimed.key)
         episode = ended(claimed.ticket, claimed.attempt, captured, play, worker=self.worker)
-        reply = await self._store_end(claimed, episode)
+        reply = await store_end_in_time(self._bus, self._run, episode, lambda: claimed.seconds_left)
         self._ends.append(time.monotonic())
         self._count(episode, accepted=reply.accepted)
         if episode.fault is not None:
@@ -193,18 +192,6 @@ class Rollout:
                 error=episode.fault.message,
                 traceback=play.failure.traceback if play.failure else "",
             )
-
-    async def _store_end(self, claimed: Claimed, episode: Episode) -> EndReply:
-        while True:
-            try:
-                return await store_end(self._bus, self._run, episode)
-            except BusUnavailableError:
-                raise
-            except BusError as error:
-                if claimed.seconds_left <= 0:
-                    raise
-                log.warning("an end could not be stored yet", ticket=episode.ticket.id, error=str(error))
-            await asyncio.sleep(_STORE_AGAIN_SECONDS)
 
     def _count(self, episode: Episode, *, accepted: bool) -> None:
         if not accepted:

@@ -15,7 +15,7 @@ from agentjet.client import SwarmClient, SyncEpisode, SyncSwarmClient
 from agentjet.client.swarm import find_run
 from agentjet.client.sync import LoopThread
 from agentjet.config.settings import SwarmSettings
-from agentjet.errors import ConfigError, UsageError
+from agentjet.errors import BusTimeoutError, ConfigError, UsageError
 from agentjet.gateway import ApiError
 from agentjet.schemas import subject
 from agentjet.schemas.episode import EndStatus, Episode
@@ -100,6 +100,71 @@ async def test_leaving_an_episode_by_an_error_aborts_it(memory_bus: MemoryBus, s
         assert episode.status is EndStatus.ABORTED
         assert words in episode.fault.message
     assert {score.outcome for score in await swarm.scores(2)} == {Outcome.ABORTED}
+
+
+def refusing(bus: MemoryBus, monkeypatch: pytest.MonkeyPatch, failures: int, *, is_stored: bool = False) -> None:
+    """The bus does not take that many ends; `is_stored`: it does, but its answer is lost."""
+    publish = bus.publish
+
+    async def unsure(to: str, *arguments: object, **options: object) -> int:
+        nonlocal failures
+        if ".episode." not in to or not failures:
+            return await publish(to, *arguments, **options)  # type: ignore[arg-type]
+        failures -= 1
+        if is_stored:
+            await publish(to, *arguments, **options)  # type: ignore[arg-type]
+        raise BusTimeoutError("the server starts again")
+
+    monkeypatch.setattr(bus, "publish", unsure)
+    monkeypatch.setattr("agentjet.rollout.ending._STORE_AGAIN_SECONDS", 0.01)
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+async def test_an_end_that_the_bus_does_not_take_is_sent_again_and_is_no_abort(
+    memory_bus: MemoryBus, swarm: LiveSwarm, monkeypatch: pytest.MonkeyPatch, is_stored: bool
+):
+    async with SwarmClient(bus=memory_bus) as client:
+        first, late = await client.open({}, pool="own", group="g", n=2)
+        refusing(memory_bus, monkeypatch, 3, is_stored=is_stored)
+        async with first:
+            await first.call([{"role": "user", "content": "hi"}])
+            assert (await first.end(1.0)).accepted
+        refusing(memory_bus, monkeypatch, 1)
+        object.__setattr__(late._claimed, "since", -1e9)  # no time is left to try again
+        with pytest.raises(BusTimeoutError):
+            async with late:
+                await late.call([{"role": "user", "content": "hi"}])
+                await late.end(0.5)
+    assert (await stored_end(memory_bus, first.ticket.id)).reward == 1.0
+    episode = await stored_end(memory_bus, late.ticket.id)
+    assert (episode.status, episode.reward) == (EndStatus.COMPLETED, 0.5)
+
+
+async def test_a_result_that_can_not_be_written_leaves_room_for_another_end(memory_bus: MemoryBus, swarm: LiveSwarm):
+    async with SwarmClient(bus=memory_bus) as client:
+        first, _ = await client.open({}, pool="own", group="g", n=2)
+        await first.call([{"role": "user", "content": "hi"}])
+        with pytest.raises(TypeError):
+            await first.end(1.0, result=object())
+        assert (await first.end(1.0, result="text")).accepted
+
+
+async def test_who_is_cancelled_leaves_after_one_try(
+    memory_bus: MemoryBus, swarm: LiveSwarm, monkeypatch: pytest.MonkeyPatch
+):
+    async with SwarmClient(bus=memory_bus) as client:
+        first, _ = await client.open({}, pool="own", group="g", n=2)
+        refusing(memory_bus, monkeypatch, 10**6)
+
+        async def play() -> None:
+            async with first:
+                await asyncio.sleep(60)
+
+        task = asyncio.create_task(play())
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, 5)
 
 
 async def test_t13_an_end_without_a_call_is_a_failure(memory_bus: MemoryBus, swarm: LiveSwarm):

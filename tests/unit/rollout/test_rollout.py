@@ -233,7 +233,7 @@ async def test_a2_ending_again_has_one_effect_and_the_same_reply(bus: MemoryBus)
 async def test_an_end_that_the_bus_does_not_take_is_stored_later_and_not_played_again(
     bus: MemoryBus, tmp_path: Path, claims: Claims, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("agentjet.rollout.rollout._STORE_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("agentjet.rollout.ending._STORE_AGAIN_SECONDS", 0.01)
     publish, failures = bus.publish, 3
 
     async def unsure(to: str, *arguments: object, **options: object) -> int:
