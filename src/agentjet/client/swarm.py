@@ -25,7 +25,7 @@ from agentjet.bus.protocol import Bus, Consumer, Delivery
 from agentjet.bus.record import ask, read_as
 from agentjet.client.episode import ClientEpisode
 from agentjet.config.settings import GatewaySettings
-from agentjet.errors import BusError, BusTimeoutError, ConfigError, UsageError
+from agentjet.errors import BusError, BusTimeoutError, BusUnavailableError, ConfigError, RecordError, UsageError
 from agentjet.gateway import Gateway
 from agentjet.rollout.claiming import BUSY_SECONDS, claim, worker_name
 from agentjet.schemas import subject
@@ -40,6 +40,7 @@ ACK_WAIT_SECONDS = 30.0
 _FETCH_SECONDS = 1.5
 _FULL_SECONDS = 1.0
 _OFFER_SECONDS = 10.0
+_STRANGE_SECONDS = 10.0
 
 
 class SwarmClient:
@@ -178,9 +179,15 @@ class SwarmClient:
                 episode = await self._take(ticket, delivery)
             except PostponeError as error:
                 await delivery.nak(error.delay_seconds)
+            except BusUnavailableError:
+                raise
             except BusError as error:
                 log.warning("a ticket could not be claimed; it comes again", error=str(error))
                 await delivery.nak(BUSY_SECONDS)
+            except RecordError as error:
+                # Of a newer AgentJet, most likely: others can play it.
+                log.warning("a ticket can not be read here", subject=delivery.message.subject, error=str(error))
+                await delivery.nak(_STRANGE_SECONDS)
             else:
                 if episode is None:
                     await delivery.ack()

@@ -193,6 +193,22 @@ async def test_tickets_of_a_pool_are_claimed_one_after_the_other(memory_bus: Mem
     assert len(set(seen)) == 3
 
 
+async def test_a_ticket_of_a_newer_agentjet_is_left_to_others(memory_bus: MemoryBus, tmp_path: Path):
+    _write(tmp_path / "tasks.jsonl", '{"question": "hi?"}\n')
+    pools = settings(given={"tasks": str(tmp_path / "tasks.jsonl"), "group_size": 2})
+    tasks = stream_name(RUN, Stream.TASKS)
+    for spec in stream_specs(RUN, max_bytes=1 << 30):
+        await memory_bus.ensure_stream(spec)
+    strange = [({"AJ-Schema": "ticket/99.0"}, b""), ({}, b"no record")]
+    for index, (headers, body) in enumerate(strange):
+        await memory_bus.publish(f"aj.{RUN}.task.given.x.{index}.0", body, stream=tasks, headers=headers)
+    live = LiveSwarm(memory_bus, pools, "low")
+    async with live.running(plays=False), SwarmClient(bus=memory_bus) as client, asyncio.timeout(10):
+        async for episode in client.claim("given"):
+            assert episode.task == {"question": "hi?"}
+            break
+
+
 def _write(path: Path, text: str) -> None:
     path.write_text(text)
 
