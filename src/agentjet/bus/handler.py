@@ -2,7 +2,7 @@
 
 Invariants:
 
-- A message is acknowledged only after its handler returned; cancellation leaves it to be handed out again.
+- A message is acknowledged only after its handler returned; cancellation hands it back.
 - While a handler runs its message is kept in progress, however long it takes.
 - A handler that crashes is tried again after a growing delay; after `max_crashes` crashes over one message the poison
   hook writes the terminal record and only then is the message acknowledged.
@@ -27,6 +27,8 @@ Handle = Callable[[StoredMessage], Awaitable[None]]
 OnPoison = Callable[[StoredMessage, Exception], Awaitable[None]]
 
 _FETCH_SECONDS = 1.5
+_HAND_BACK_SECONDS = 2.0
+"""Longer than a fetch: one of ours that was cancelled may still stand at the server and would swallow the message."""
 _BUS_DELAY_SECONDS = 1.0
 _MAX_DELAY_SECONDS = 30.0
 
@@ -92,6 +94,9 @@ class _Stage:
         beat = asyncio.ensure_future(_keep_in_progress(delivery, self.in_progress_seconds))
         try:
             await self._try(delivery, message)
+        except asyncio.CancelledError:
+            await _hand_back(delivery)
+            raise
         except BusUnavailableError:
             raise
         except BusError as error:
@@ -148,6 +153,7 @@ async def consume(
     max_crashes: int = 3,
     backoff_seconds: float = 0.5,
     on_state: Callable[[ConsumeState], None] | None = None,
+    places: asyncio.Semaphore | None = None,
 ) -> None:
     """Handle a consumer's messages for ever; ends by cancellation.
 
@@ -161,6 +167,8 @@ async def consume(
         max_crashes: Crashes over one message before it counts as poison.
         backoff_seconds: Delay after the first crash; doubles, up to 30 s.
         on_state: Told the stage's state after each step.
+        places: Shared by several stages that may handle only so many messages together: one is taken before a message
+            is fetched, and messages are fetched one by one.
 
     Raises:
         BusUnavailableError: The bus is gone for good.
@@ -175,6 +183,8 @@ async def consume(
         finally:
             stage.num_running -= 1
             free.release()
+            if places:
+                places.release()
             stage.tell(stage.waits_for)
 
     try:
@@ -183,15 +193,27 @@ async def consume(
                 stage.tell("a free handler" if free.locked() else "a message")
                 await free.acquire()
                 free.release()
-                num_free = concurrency - stage.num_running
+                if places:
+                    await places.acquire()
+                num_free = 1 if places else concurrency - stage.num_running
                 stage.tell("a message")
-                for delivery in await _fetch(consumer, num_free, stage):
+                deliveries = await _fetch(consumer, num_free, stage)
+                for delivery in deliveries:
                     await free.acquire()
                     group.create_task(run(delivery))
+                if places and not deliveries:
+                    places.release()
                 # `num_running` counts only started tasks; let the new ones start before the next count.
                 await asyncio.sleep(0)
     except* BusUnavailableError as gone:
         raise gone.exceptions[0] from None
+
+
+async def _hand_back(delivery: Delivery) -> None:
+    try:
+        await delivery.nak(_HAND_BACK_SECONDS)
+    except BusError as error:
+        log.warning("could not hand a message back", subject=delivery.message.subject, error=str(error))
 
 
 async def _fetch(consumer: Consumer, num_free: int, stage: _Stage) -> list[Delivery]:

@@ -3,24 +3,27 @@
 Invariants:
 
 - A ticket is acknowledged only after its end is stored, ours or another attempt's; a rollout that dies gives its
-  tickets back by silence. A bus that is away delays an end, up to the deadline; the episode is not played again.
+  tickets back by silence, one that is stopped at once. A bus that is away delays an end, up to the deadline; the
+  episode is not played again.
 - An agent's fault is its episode's fault and never leaves it. An agent that can not be imported at the start is the
   user's to put right: `run` raises.
 - Episodes end a little before the deadline that the curriculum buries them at.
 """
 
 import asyncio
+import contextlib
 import time
 from collections import deque
+from collections.abc import Sequence
 
 import structlog
 
-from agentjet.bus.handler import PostponeError, consume
-from agentjet.bus.protocol import Bus, StoredMessage
+from agentjet.bus.handler import consume
+from agentjet.bus.protocol import Bus, Consumer, Delivery, StoredMessage
 from agentjet.bus.record import read_as
 from agentjet.config.settings import SwarmSettings
-from agentjet.errors import ConfigError
-from agentjet.rollout.claiming import BUSY_SECONDS, Claimed, claim, worker_name
+from agentjet.errors import BusError, ConfigError
+from agentjet.rollout.claiming import Claimed, claim, worker_name
 from agentjet.rollout.ending import Endpoint, ended, failed_play, store_end, store_end_in_time
 from agentjet.rollout.stage import Part, Play, Stage
 from agentjet.schemas import subject
@@ -36,6 +39,7 @@ ACK_WAIT_SECONDS = 30.0
 _MARGIN_RATIO = 0.05
 _MAX_MARGIN_SECONDS = 2.0
 _RATE_SECONDS = 60.0
+_LOOK_SECONDS = 0.5
 _SLOW_SECONDS = 30.0
 
 
@@ -55,12 +59,13 @@ class Rollout:
         self._pools = {name: pool for name, pool in settings.pools.items() if pool.workflow}
         self._max_running = settings.rollout.max_running
         self._num_warm = min(settings.rollout.num_workers, self._max_running)
-        self._free = asyncio.Semaphore(settings.rollout.max_running)
+        self._places = asyncio.Semaphore(settings.rollout.max_running)
+        """Of all pools together; one is taken before a ticket is fetched, so that none waits here."""
         self._stages: dict[str, Stage] = {}
         self._running: dict[str, Claimed] = {}
         self._ends: deque[float] = deque(maxlen=10_000)
         self._counts = dict.fromkeys(("played", "failed", "aborted", "superseded", "dropped"), 0)
-        self._is_draining = False
+        self._draining = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -82,13 +87,26 @@ class Rollout:
             await asyncio.gather(*(stage.close() for stage in self._stages.values()))
 
     async def drain(self, timeout_seconds: float) -> None:
-        """Begins nothing new and waits until the running episodes have ended, at most for the time given."""
-        self._is_draining = True
-        try:
+        """Begins nothing new and waits until the running episodes have ended.
+
+        At most for the time given, and not once no engine is left: nothing can end then.
+        """
+        self._draining.set()
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
-                await self._idle.wait()
-        except TimeoutError:
+                while self._running and await self._has_engine():
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_LOOK_SECONDS):
+                            await self._idle.wait()
+        if self._running:
             log.warning("episodes are still running; others will play them again", running=list(self._running))
+
+    async def _has_engine(self) -> bool:
+        try:
+            return bool(await self._bus.presence(subject.presence_bucket(self._run), "inference."))
+        except BusError as error:
+            log.warning("can not see whether an engine is there", error=str(error))
+            return True
 
     def metrics(self) -> dict[str, float]:
         """Counts since the start, and the rate of the last minute."""
@@ -135,32 +153,30 @@ class Rollout:
             ack_wait_seconds=ACK_WAIT_SECONDS,
         )
         await consume(
-            consumer,
+            _Tap(consumer, self._draining),
             self._handle,
             name=f"rollout {pool}",
             on_poison=self._poison,
             concurrency=min(self._pools[pool].max_running, self._max_running),
             in_progress_seconds=ACK_WAIT_SECONDS / 3,
+            places=self._places,
         )
 
     async def _handle(self, message: StoredMessage) -> None:
         ticket = await read_as(Ticket, self._bus, self._run, Stream.TASKS, message)
-        async with self._free:
-            if self._is_draining:
-                raise PostponeError("this rollout is stopping", delay_seconds=BUSY_SECONDS)
-            claimed = await claim(self._bus, self._run, ticket, self.worker)
-            if claimed is None:
-                self._counts["dropped"] += 1
-                return
-            self._running[ticket.id] = claimed
-            self._idle.clear()
-            try:
-                await self._store(claimed, await self._play(claimed))
-            finally:
-                self._running.pop(ticket.id, None)
-                if not self._running:
-                    self._idle.set()
-                self._gateway.forget(claimed.key)
+        claimed = await claim(self._bus, self._run, ticket, self.worker)
+        if claimed is None:
+            self._counts["dropped"] += 1
+            return
+        self._running[ticket.id] = claimed
+        self._idle.clear()
+        try:
+            await self._store(claimed, await self._play(claimed))
+        finally:
+            self._running.pop(ticket.id, None)
+            if not self._running:
+                self._idle.set()
+            self._gateway.forget(claimed.key)
 
     async def _play(self, claimed: Claimed) -> Play:
         ticket = claimed.ticket
@@ -209,3 +225,24 @@ class Rollout:
             play = failed_play(type(error).__name__, f"the rollout could not play it: {error}")
             captured = self._gateway.session(claimed.key)
             await store_end(self._bus, self._run, ended(ticket, claimed.attempt, captured, play, worker=self.worker))
+
+
+class _Tap:
+    """A consumer that gives nothing any more once the rollout is draining."""
+
+    def __init__(self, consumer: Consumer, draining: asyncio.Event) -> None:
+        self._consumer, self._draining = consumer, draining
+
+    async def fetch(self, batch: int, timeout_seconds: float) -> Sequence[Delivery]:
+        """As the consumer's; when draining it never returns, and what comes late goes back."""
+        found = [] if self._draining.is_set() else await self._consumer.fetch(batch, timeout_seconds)
+        if not self._draining.is_set():
+            return found
+        for delivery in found:
+            await delivery.nak()
+        await asyncio.Event().wait()
+        return []
+
+    async def num_pending(self) -> int:
+        """As the consumer's."""
+        return await self._consumer.num_pending()

@@ -212,6 +212,49 @@ async def test_cancellation_stops_the_handlers_and_leaves_their_messages(memory_
     assert await backlog(memory_bus) == 2
 
 
+async def test_cancellation_hands_messages_back(memory_bus: MemoryBus, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("agentjet.bus.handler._HAND_BACK_SECONDS", 0.05)
+
+    async def handle(_message: StoredMessage) -> None:
+        await asyncio.sleep(60)
+
+    async with stage(memory_bus, handle, ack_wait_seconds=60.0) as consumer:
+        await asyncio.sleep(0.05)
+        assert await consumer.fetch(1, 0.01) == []
+    assert len(await consumer.fetch(1, 1.0)) == 1
+
+
+async def test_stages_that_share_places_fetch_no_more_than_they_can_start_together(memory_bus: MemoryBus):
+    running = peak = 0
+
+    async def handle(_message: StoredMessage) -> None:
+        nonlocal running, peak
+        running += 1
+        peak = max(peak, running)
+        await asyncio.sleep(0.05)
+        running -= 1
+
+    await memory_bus.ensure_stream(StreamSpec("S", ("s.>",), 10**6))
+    places, consumers = asyncio.Semaphore(3), []
+    for name in "ab":
+        consumers.append(await memory_bus.consumer("S", name, subject=f"s.{name}.>"))
+        for index in range(5):
+            await memory_bus.publish(f"s.{name}.{index}", b"", stream="S")
+    tasks = [
+        asyncio.create_task(consume(one, handle, name="x", on_poison=no_poison, concurrency=8, places=places))
+        for one in consumers
+    ]
+    await asyncio.sleep(0.02)
+    assert sum([await one.num_pending() for one in consumers]) == 7
+    async with asyncio.timeout(5):
+        while any((await memory_bus.stream_info("S", with_consumers=True)).consumers.values()):
+            await asyncio.sleep(0.01)
+    assert peak == 3
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def test_a_bus_that_is_gone_for_good_ends_the_stage(memory_bus: MemoryBus):
     class Gone:
         async def fetch(self, batch: int, timeout_seconds: float) -> Sequence[Delivery]:

@@ -37,6 +37,7 @@ async def run(task, policy):
         case "raise": raise RuntimeError("tool server is gone")
         case "abort": policy.abort("not today")
         case "wait": await asyncio.sleep(0.3)
+        case "long": await asyncio.sleep(60)
     return {"reward": 0.5, "metrics": {"turns": 3}, "result": {"said": policy.models}}
 """
 
@@ -271,30 +272,58 @@ async def test_no_more_run_at_once_than_the_settings_say(bus: MemoryBus, tmp_pat
         await until_no_tasks(bus)
 
 
+async def begun(rollout: Rollout) -> None:
+    async with asyncio.timeout(10):
+        while not rollout.metrics()["num_running"]:
+            await asyncio.sleep(0.01)
+
+
+async def set_engine(bus: MemoryBus) -> None:
+    await bus.put_presence(subject.presence_bucket(RUN), "inference.x", b"", ttl_seconds=30)
+
+
+async def test_a_ticket_of_another_pool_is_left_to_others_while_all_places_are_taken(bus: MemoryBus, tmp_path: Path):
+    async with playing(bus, tmp_path, FakeGateway(), max_running=1) as rollout:
+        await offer(bus, ticket(0, "long"))
+        await begun(rollout)
+        await offer(bus, ticket(1, pool="q", group=GroupId("q-1")))
+        await asyncio.sleep(0.1)
+        other = await bus.consumer(
+            stream_name(RUN, Stream.TASKS), "tasks-q", subject=subject.tasks_of(RUN, "q"), ack_wait_seconds=30.0
+        )
+        assert len(await other.fetch(1, 0.1)) == 1
+
+
 async def test_draining_finishes_what_runs_and_begins_nothing(bus: MemoryBus, tmp_path: Path):
+    await set_engine(bus)
     async with playing(bus, tmp_path, FakeGateway()) as rollout:
         await offer(bus, ticket(0, "wait"))
-        async with asyncio.timeout(10):
-            while not rollout.metrics()["num_running"]:
-                await asyncio.sleep(0.01)
+        await begun(rollout)
         await rollout.drain(5)
         assert rollout.metrics()["num_played"] == 1
         await offer(bus, ticket(1))
         await asyncio.sleep(0.2)
         assert (await bus.stream_info(stream_name(RUN, Stream.TASKS))).num_messages == 1
+        other = await bus.consumer(
+            stream_name(RUN, Stream.TASKS), "tasks-p", subject=subject.tasks_of(RUN, "p"), ack_wait_seconds=30.0
+        )
+        assert len(await other.fetch(1, 1.0)) == 1  # at once, not after a silence
 
 
-async def test_draining_gives_back_what_waits_for_a_place(bus: MemoryBus, tmp_path: Path):
-    async with playing(bus, tmp_path, FakeGateway(), max_running=1) as rollout:
-        await offer(bus, ticket(0, "wait"))
-        async with asyncio.timeout(10):
-            while not rollout.metrics()["num_running"]:
-                await asyncio.sleep(0.01)
-        await offer(bus, ticket(1, pool="q", group=GroupId("q-1")))
-        await asyncio.sleep(0.1)
-        await rollout.drain(5)
-        await asyncio.sleep(0.3)
-        assert rollout.metrics()["num_played"] == 1
+async def test_draining_ends_when_its_time_is_over(bus: MemoryBus, tmp_path: Path):
+    await set_engine(bus)
+    async with playing(bus, tmp_path, FakeGateway()) as rollout:
+        await offer(bus, ticket(0, "long"))
+        await begun(rollout)
+        await asyncio.wait_for(rollout.drain(0.2), 2)
+        assert rollout.metrics()["num_running"] == 1
+
+
+async def test_draining_waits_for_nothing_once_no_engine_is_left(bus: MemoryBus, tmp_path: Path):
+    async with playing(bus, tmp_path, FakeGateway()) as rollout:
+        await offer(bus, ticket(0, "long"))
+        await begun(rollout)
+        await asyncio.wait_for(rollout.drain(60), 2)
 
 
 async def test_a6_a_broken_agent_stops_the_rollout_with_a_sentence(bus: MemoryBus, tmp_path: Path):
