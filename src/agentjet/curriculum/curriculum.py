@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from agentjet.bus.clock import BusClock
 from agentjet.bus.ledger import LedgerChain
 from agentjet.bus.protocol import Bus, StoredMessage
 from agentjet.bus.record import read, read_as
 from agentjet.config.load import config_digest
 from agentjet.config.settings import SwarmSettings
 from agentjet.curriculum.board import tickets_of
-from agentjet.curriculum.clock import BusClock
 from agentjet.curriculum.course import Course, load_orders
 from agentjet.curriculum.dataset import load_tasks
 from agentjet.curriculum.outlook import Outlook

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from agentjet.curriculum.clock import BusClock
+from agentjet.bus.clock import BusClock
 from agentjet.curriculum.course import Course
 from agentjet.schemas.presence import Waiting
 

@@ -16,10 +16,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import structlog
 
 from agentjet.accounting.key import Key, sign, verify
+from agentjet.bus.clock import BusClock
 from agentjet.bus.protocol import Bus, StoredMessage
 from agentjet.bus.record import answering, last, put, read_as
 from agentjet.curriculum.board import Board, LiveClaim
-from agentjet.curriculum.clock import BusClock
 from agentjet.errors import BusError, ConflictError, KeyRejectedError
 from agentjet.schemas import subject
 from agentjet.schemas.claim import (

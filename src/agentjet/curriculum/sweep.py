@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import structlog
 
+from agentjet.bus.clock import BusClock
 from agentjet.bus.protocol import Bus
 from agentjet.bus.record import put, put_once
 from agentjet.curriculum.board import MAX_CLAIMS, Board, GroupOut
-from agentjet.curriculum.clock import BusClock
 from agentjet.errors import ConflictError
 from agentjet.schemas import subject
 from agentjet.schemas.episode import EndStatus, Episode, Fault
