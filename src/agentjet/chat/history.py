@@ -9,10 +9,12 @@ Invariants:
 - What the template adds is prompt: also an end-of-turn token that a truncated reply lacks.
 - Agent name, tools, roles, texts and tool calls all take part in the comparison.
 
-One history holds the calls of one attempt for one model. Its cost grows with the number of messages, encoding with the
-increment only. It does not know where calls are stored.
+One history holds the calls of one attempt for one model. Its memory grows with the number of messages and tokens, for a
+call keeps only what it adds to its parent; so does encoding. It does not know where calls are stored.
 """
 
+import hashlib
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,18 +54,32 @@ class _Turn:
     """A finished call."""
 
     call: CallId
-    messages: tuple[Message, ...]
-    """Request and reply."""
+    parent: CallId | None
+    added_messages: tuple[Message, ...]
+    """Request and reply, without what stands in the parent."""
+    num_messages: int
+    """Of request and reply, those of the parent included."""
     tools: tuple[Any, ...]
-    text: str
-    """The prompt as rendered then."""
-    ids: tuple[int, ...]
-    """Prompt and completion."""
+    text_size: int
+    """Characters of the prompt as rendered then."""
+    text_digest: bytes
+    """Of that text, which later prompts have to begin with."""
+    added_ids: "array[int]"
+    """Prompt and completion, without what stands in the parent."""
     end_id: int | None
     """The end-of-turn token, where it was sampled."""
     is_cut: bool
     """A stop string ended it, so its ids say more than its text."""
     fork: ForkCause
+
+    @property
+    def reply(self) -> Message:
+        """What the model answered."""
+        return self.added_messages[-1]
+
+    def begins(self, text: str) -> bool:
+        """Whether a text begins with the prompt as rendered then."""
+        return len(text) >= self.text_size and _text_digest(text[: self.text_size]) == self.text_digest
 
 
 class History:
@@ -106,7 +122,7 @@ class History:
             ids = self._template.encode(text)
             return Prompt(None, ids, ids, fork, 0, text, canonical, misses_reply)
         increment = self._encode_added(turn, added)
-        return Prompt(turn.call, turn.ids + increment, increment, fork, size, text, canonical, misses_reply)
+        return Prompt(turn.call, self._ids(turn) + increment, increment, fork, size, text, canonical, misses_reply)
 
     def add(self, call: Call, *, prompt: Prompt | None = None) -> None:
         """Takes a finished call; `prompt` is what it started from, where that is at hand.
@@ -115,25 +131,42 @@ class History:
         """
         if call.call in self._turns:
             return
-        parent = self._turns[call.parent] if call.parent is not None else None
-        messages = prompt.messages if prompt else (parent.messages if parent else ()) + normalise_all(call.messages)
+        before = self._messages(self._turns[call.parent]) if call.parent is not None else ()
+        messages = prompt.messages if prompt else before + normalise_all(call.messages)
+        text = prompt.text if prompt else self._template.render(messages, call.tools)
+        whole = (*messages, normalise(call.message, "message"))
         last = call.completion_ids[-1] if call.completion_ids else None
         has_ended = call.finish_reason in (FinishReason.STOP, FinishReason.TOOL_CALLS)
         turn = _Turn(
             call=call.call,
-            messages=(*messages, normalise(call.message, "message")),
+            parent=call.parent,
+            added_messages=whole[len(before) :],
+            num_messages=len(whole),
             tools=call.tools,
-            text=prompt.text if prompt else self._template.render(messages, call.tools),
-            ids=(parent.ids if parent else ()) + call.prompt_ids + call.completion_ids,
+            text_size=len(text),
+            text_digest=_text_digest(text),
+            added_ids=array("i", call.prompt_ids + call.completion_ids),
             end_id=last if last in self._stop_ids else None,
             is_cut=has_ended and last not in self._stop_ids,
             fork=call.fork,
         )
         self._turns[turn.call] = turn
-        self._index(turn, call.agent)
+        self._index(turn, _chain(whole, call.tools, call.agent), call.agent)
 
-    def _index(self, turn: _Turn, agent: str) -> None:
-        links = _chain(turn.messages, turn.tools, agent)
+    def _lineage(self, turn: _Turn) -> list[_Turn]:
+        """The call, its parent and so on, oldest first."""
+        lineage = [turn]
+        while (parent := lineage[-1].parent) is not None:
+            lineage.append(self._turns[parent])
+        return lineage[::-1]
+
+    def _messages(self, turn: _Turn) -> tuple[Message, ...]:
+        return tuple(message for one in self._lineage(turn) for message in one.added_messages)
+
+    def _ids(self, turn: _Turn) -> tuple[int, ...]:
+        return tuple(token for one in self._lineage(turn) for token in one.added_ids)
+
+    def _index(self, turn: _Turn, links: list[tuple[bytes, bytes]], agent: str) -> None:
         whole, bare = links[-1]
         self._by_conversation[whole] = turn
         self._without_tools.add(bare)
@@ -159,17 +192,17 @@ class History:
     def _added_text(self, turn: _Turn, messages: tuple[Message, ...], text: str) -> str | None:
         """What the whole rendering adds after the reply's last character; None when it does not continue the turn."""
         end = self._template.reply_end
-        if end is None or not text.startswith(turn.text):
+        if end is None or not turn.begins(text):
             return None
-        reply = turn.messages[-1]
-        plain = turn.text + reply["content"] + end
-        if "tool_calls" not in reply and text.startswith(plain):
-            return text[len(plain) - len(end) :]
+        reply, start = turn.reply, turn.text_size
+        plain = reply["content"] + end
+        if "tool_calls" not in reply and text.startswith(plain, start):
+            return text[start + len(plain) - len(end) :]
         # The reply reads otherwise in the template than as sampled: see whether only its spelling differs.
-        earlier = self._template.render(messages[: len(turn.messages)], turn.tools, opens_reply=False)
-        if not (earlier.startswith(turn.text) and earlier.endswith(end) and text.startswith(earlier)):
+        earlier = self._template.render(messages[: turn.num_messages], turn.tools, opens_reply=False)
+        if not (turn.begins(earlier) and earlier.endswith(end) and text.startswith(earlier)):
             return None
-        shown = earlier[len(turn.text) : len(earlier) - len(end)]
+        shown = earlier[start : len(earlier) - len(end)]
         return text[len(earlier) - len(end) :] if _shows(shown, reply) else None
 
     def _encode_added(self, turn: _Turn, added: str) -> tuple[int, ...]:
@@ -181,6 +214,10 @@ class History:
         if not added.startswith(end_text):
             return ids  # it ended with another token than the template's
         return ids[1:] if ids[:1] == (turn.end_id,) else self._template.encode(added[len(end_text) :])
+
+
+def _text_digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _chain(messages: Sequence[Message], tools: Sequence[Any], agent: str) -> list[tuple[bytes, bytes]]:

@@ -1,5 +1,7 @@
 """Prompts continue exact ids, or fork with a cause."""
 
+import pickle
+
 import pytest
 from chat_models import CHATML, NO_FORK, QWEN, WITH_BOS, Chat, assistant, tool, user
 from hypothesis import given
@@ -271,3 +273,14 @@ def test_a_template_that_trims_keeps_the_sampled_ids():
     second, _ = chat.ask([user("q"), assistant(" hi\n"), user("b")])
     assert second.fork is NO_FORK
     assert second.ids[: len(first.ids) + len(call.completion_ids)] == first.ids + call.completion_ids
+
+
+def test_the_memory_of_a_long_conversation_grows_with_its_length_and_not_its_square():
+    chat, messages, sizes = Chat(), [], {}
+    for turn in range(80):
+        messages = [*messages, user(f"question {turn} " * 20)]
+        prompt, _ = chat.ask(messages, "low " * 20)
+        messages = [*messages, assistant("low " * 20)]
+        sizes[turn + 1] = len(pickle.dumps(chat.history._turns))
+    assert prompt.fork is NO_FORK
+    assert sizes[80] < 2.5 * sizes[40]
