@@ -27,6 +27,7 @@ from pathlib import Path
 import structlog
 
 from agentjet.bus.nats import NatsBus
+from agentjet.bus.presence import renew
 from agentjet.bus.protocol import Bus
 from agentjet.bus.record import stream_specs
 from agentjet.bus.server import EmbeddedServer
@@ -46,7 +47,6 @@ from agentjet.schemas.subject import Stream, stream_name
 log = structlog.get_logger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
-PRESENCE_TTL_SECONDS = 5.0
 STOP_SECONDS = 55.0
 """A learner finishes its step and writes a checkpoint before it leaves."""
 GIB = 1024**3
@@ -100,13 +100,8 @@ class Actor:
         """Renew the heartbeat for ever; a bus that is away only delays it."""
         while True:
             with contextlib.suppress(BusError):
-                await self._put_presence()
+                await renew(self.bus, self.presence())
             await asyncio.sleep(HEARTBEAT_SECONDS)
-
-    async def _put_presence(self) -> None:
-        bucket = subject.presence_bucket(self.run)
-        _, body = encode(self.presence())
-        await self.bus.put_presence(bucket, f"{self.kind}.{self.name}", body, ttl_seconds=PRESENCE_TTL_SECONDS)
 
     async def tell(self, kind: str, level: str = "info", **data: object) -> None:
         """An event for people and dashboards; lost without harm when the bus is away."""

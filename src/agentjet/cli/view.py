@@ -1,30 +1,17 @@
 """A running swarm on the screen until its run is finished."""
 
 import asyncio
+import contextlib
 
 from rich.console import Console
 
 from agentjet.actors.swarm import Swarm
-from agentjet.bus.protocol import Bus
-from agentjet.errors import BusError, RecordError
-from agentjet.schemas import subject
-from agentjet.schemas.codec import SCHEMA_HEADER, decode
-from agentjet.schemas.ids import RunId
-from agentjet.schemas.presence import Presence
+from agentjet.bus.presence import live_actors
+from agentjet.errors import BusError
 from agentjet.ui.history import RunHistory, follow
 from agentjet.ui.progress import Progress
 
 REFRESH_SECONDS = 1.0
-
-
-async def live_actors(bus: Bus, run: RunId) -> list[Presence]:
-    """Every actor whose heartbeat lives; none while the bus is away."""
-    try:
-        bodies = await bus.presence(subject.presence_bucket(run))
-        records = [decode({SCHEMA_HEADER: Presence.schema_header()}, body) for body in bodies.values()]
-    except (BusError, RecordError):
-        return []
-    return [record for record in records if isinstance(record, Presence)]
 
 
 async def watch(swarm: Swarm, console: Console, *, title: str) -> RunHistory:
@@ -44,5 +31,8 @@ async def watch(swarm: Swarm, console: Console, *, title: str) -> RunHistory:
 
 async def _show(swarm: Swarm, progress: Progress) -> None:
     while True:
-        progress.refresh(await live_actors(swarm.bus, swarm.run))
+        actors = []
+        with contextlib.suppress(BusError):  # the server is away, and is started again
+            actors = await live_actors(swarm.bus, swarm.run)
+        progress.refresh(actors)
         await asyncio.sleep(REFRESH_SECONDS)

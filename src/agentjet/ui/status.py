@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentjet.accounting.ledger import CurriculumView, LedgerView
+from agentjet.bus.presence import live_actors
 from agentjet.bus.protocol import Bus, StreamInfo
 from agentjet.bus.record import read
-from agentjet.errors import BusError, RecordError
-from agentjet.schemas import subject
-from agentjet.schemas.codec import SCHEMA_HEADER, decode_as
+from agentjet.errors import BusError
 from agentjet.schemas.ids import RunId, Version
 from agentjet.schemas.presence import Presence
 from agentjet.schemas.subject import CURRICULUM, Stream, stream_name
@@ -118,20 +117,13 @@ class Status:
 
 async def fetch(bus: Bus, run: RunId, *, now: float | None = None) -> Facts:
     """Read presence, streams and ledger of a run."""
-    live = await bus.presence(subject.presence_bucket(run))
-    header = {SCHEMA_HEADER: Presence.schema_header()}
-    presences: list[Presence] = []
-    for body in live.values():
-        try:
-            presences.append(decode_as(Presence, header, body))
-        except RecordError:
-            continue  # of another version; what it does shows in the streams
+    presences = tuple(await live_actors(bus, run))
     streams = dict(zip(Stream, await asyncio.gather(*(_stream(bus, run, one) for one in Stream)), strict=True))
     curriculum, ledgers = await _ledgers(bus, run)
     return Facts(
         run=run,
         now=time.time() if now is None else now,
-        presences=tuple(sorted(presences, key=lambda one: (one.actor, one.models, one.name))),
+        presences=presences,
         streams={stream: info for stream, info in streams.items() if info is not None},
         ledgers=ledgers,
         finish_reason=curriculum.finish.reason if curriculum.finish else None,
