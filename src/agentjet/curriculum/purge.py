@@ -152,7 +152,8 @@ class Purge:
         border = messages[-KEPT_WEIGHTS - 1].sequence + 1
         for message in messages[-KEPT_WEIGHTS:]:
             record = await read(self._bus, self._run, Stream.WEIGHTS, message)
-            if isinstance(record, Weights) and record.is_blob:
+            # Chunks may have come after a record that names a file, for an engine that came late.
+            if isinstance(record, Weights):
                 border = min(border, await self._first_chunk(name, "weights", record.sha256, border))
         return border
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import structlog
 
 from agentjet.accounting.ledger import LedgerView
+from agentjet.bus.blob import get_file
 from agentjet.bus.protocol import Bus, StoredMessage
 from agentjet.bus.record import read
 from agentjet.errors import BlobError, BusError, EngineError
@@ -168,12 +169,19 @@ class WeightsFollower:
     async def _fetch(self, record: Weights) -> tuple[Path, bool]:
         """A file with the snapshot, and whether it is ours to delete."""
         shared = Path(record.path) if record.path else None
-        is_near = record.host == socket.gethostname() and shared is not None and shared.exists()
-        if shared is not None and (is_near or not record.is_blob):
+        is_near = record.host == socket.gethostname() or not record.is_blob
+        if shared is not None and is_near and shared.exists():
             return shared, False
         name, prefix = stream_name(self._run, Stream.WEIGHTS), subject.blob(self._run, "weights")
-        data = await self._bus.get_blob(name, prefix, record.sha256, record.num_bytes)
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{record.version}.safetensors"
-        await asyncio.to_thread(path.write_bytes, data)
+        try:
+            await get_file(self._bus, name, prefix, record.sha256, record.num_bytes, path)
+        except BlobError as error:
+            if record.is_blob:
+                raise
+            raise BlobError(
+                f"{record.path} of {record.host} is not to be seen here, and the learner has not put it on the bus yet "
+                f"(it does where weights_route is auto): {error}"
+            ) from None
         return path, True

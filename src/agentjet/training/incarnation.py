@@ -22,6 +22,7 @@ import structlog
 
 from agentjet.accounting.ledger import CurriculumView, LedgerView
 from agentjet.bus.ledger import LedgerChain
+from agentjet.bus.presence import live_actors
 from agentjet.bus.protocol import Bus, StoredMessage
 from agentjet.bus.record import read, read_as
 from agentjet.config import SwarmSettings
@@ -31,7 +32,6 @@ from agentjet.durable.manifest import versions_in
 from agentjet.errors import BusError, CheckpointError, FencedError, TrainingDivergedError
 from agentjet.schemas import subject
 from agentjet.schemas.checkpoint import Checkpoint
-from agentjet.schemas.codec import SCHEMA_HEADER, decode
 from agentjet.schemas.ids import RunId, Version
 from agentjet.schemas.ledger import GroupDrop, LearnerStart, LearnerStep
 from agentjet.schemas.presence import Presence, Waiting
@@ -93,6 +93,7 @@ class Incarnation:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._read_samples(feed))
             group.create_task(self._await_finish(feed))
+            group.create_task(self._publisher.serve_late())
             group.create_task(self._learn_until_stopped(feed))
 
     async def _refuse_a_second(self) -> None:
@@ -106,12 +107,9 @@ class Incarnation:
             await asyncio.sleep(0.5)
 
     async def _other(self) -> Presence | None:
-        live = await self._bus.presence(subject.presence_bucket(self._run), "learner.")
-        for body in live.values():
-            record = decode({SCHEMA_HEADER: Presence.schema_header()}, body)
-            if isinstance(record, Presence) and self._model in record.models and record.name != self._name:
-                return record
-        return None
+        live = await live_actors(self._bus, self._run, "learner")
+        others = (one for one in live if self._model in one.models and one.name != self._name)
+        return next(others, None)
 
     async def _begin(self) -> None:
         """Read the ledger, restore the base, append the start, publish the head."""

@@ -1,14 +1,18 @@
 """The contract of `Bus`, on the in-memory twin and on a real server."""
 
 import asyncio
+import hashlib
 import itertools
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agentjet.bus.blob import CHUNK_BYTES, WINDOW, get_file, put_file
 from agentjet.bus.memory import MemoryBus
 from agentjet.bus.protocol import Bus, Request, StreamSpec
 from agentjet.errors import (
@@ -507,6 +511,46 @@ async def test_a_blob_reads_back_the_same(bus: Bus, unique: str, num_bytes: int)
     assert await bus.put_blob(stream, f"{stream}.blob", data) == digest
     assert (await bus.stream_info(stream)).num_messages == stored
     assert await bus.get_blob(stream, f"{stream}.blob", digest, num_bytes) == data
+
+
+@pytest.mark.parametrize("num_bytes", [0, 960 * 1024 + 1, 20 * 10**6])
+async def test_a_file_rides_as_a_blob_and_is_whole_or_absent(bus: Bus, unique: str, num_bytes: int, tmp_path: Path):
+    stream = await make(bus, unique)
+    data = (b"0123456789abcdef" * (num_bytes // 16 + 1))[:num_bytes]
+    (tmp_path / "one").write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest()
+    await put_file(bus, stream, f"{stream}.blob", tmp_path / "one", digest)
+    assert await bus.get_blob(stream, f"{stream}.blob", digest, num_bytes) == data
+    await get_file(bus, stream, f"{stream}.blob", digest, num_bytes, tmp_path / "two")
+    assert (tmp_path / "two").read_bytes() == data
+    await put_file(bus, stream, f"{stream}.blob", tmp_path / "one", "0" * 64)
+    with pytest.raises(BlobError, match="digest"):
+        await get_file(bus, stream, f"{stream}.blob", "0" * 64, num_bytes, tmp_path / "three")
+    assert {path.name for path in tmp_path.iterdir()} == {"one", "two"}
+
+
+class Counting(MemoryBus):
+    """Knows how many bytes were under way at once."""
+
+    flying = most = 0
+
+    async def publish(self, subject: str, payload: bytes, **options: Any) -> int:
+        self.flying += len(payload)
+        self.most = max(self.most, self.flying)
+        await asyncio.sleep(0)
+        try:
+            return await super().publish(subject, payload, **options)
+        finally:
+            self.flying -= len(payload)
+
+
+async def test_a_large_file_is_never_held_whole(tmp_path: Path):
+    bus = Counting()
+    stream = await make(bus, "large", max_bytes=128 * MIB)
+    (tmp_path / "one").write_bytes(bytes(80 * 10**6))
+    await put_file(bus, stream, f"{stream}.blob", tmp_path / "one", "0" * 64)
+    assert 0 < bus.most <= WINDOW * CHUNK_BYTES < 40 * 10**6
+    await bus.close()
 
 
 async def test_a_blob_with_a_missing_chunk_or_a_wrong_size_is_refused(bus: Bus, unique: str):

@@ -162,7 +162,8 @@ async def test_samples_on_their_way_keep_their_chunks(streams):
     assert await blob_is_there(streams, Stream.SAMPLES, "sample", sha256, SIZE)
 
 
-async def test_weights_that_did_not_change_keep_the_chunks_that_they_share(streams):
+@pytest.mark.parametrize("is_blob", [True, False], ids=["blob", "file and late chunks"])
+async def test_weights_that_did_not_change_keep_the_chunks_that_they_share(streams, is_blob):
     """A skipped step, or a learner that was started again, publishes the bytes of the version before."""
     name, prefix = stream_name(streams.run, Stream.WEIGHTS), subject.blob(streams.run, "weights")
     for step in range(5):
@@ -177,7 +178,7 @@ async def test_weights_that_did_not_change_keep_the_chunks_that_they_share(strea
             dtype="bf16",
             num_bytes=SIZE,
             sha256=sha256,
-            is_blob=True,
+            is_blob=is_blob,
         )
         await put(streams.bus, streams.run, Stream.WEIGHTS, subject.weights(streams.run, "m", version), record)
     await streams.purge().run(0.0)

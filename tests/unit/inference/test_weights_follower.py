@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentjet.bus.memory import MemoryBus
+from agentjet.bus.presence import renew
 from agentjet.bus.record import put, stream_specs
 from agentjet.config import LearnerSettings
 from agentjet.errors import EngineError
@@ -16,6 +17,7 @@ from agentjet.inference.weights import WeightsFollower
 from agentjet.schemas import subject
 from agentjet.schemas.ids import RunId, Version
 from agentjet.schemas.ledger import LearnerStart, LearnerStep
+from agentjet.schemas.presence import Presence
 from agentjet.schemas.subject import Stream
 from agentjet.training.publisher import WeightsPublisher
 from agentjet.training.snapshot import Snapshot
@@ -114,6 +116,23 @@ async def test_an_engine_that_does_not_share_the_learners_files_takes_the_blob(b
     engine, out = ScriptedEngine(), publisher(bus, tmp_path, "bus")
     await out.publish(Version(1, 0), await start(bus), Source("zero"))
     (tmp_path / "learner" / "1-0.safetensors").unlink()  # a container of the same host name
+    await follower(bus, engine, tmp_path).catch_up()
+    assert engine.loaded == [(Version(1, 0), b"zero")]
+
+
+async def test_an_engine_elsewhere_that_comes_late_waits_for_the_learner_to_see_it(bus: MemoryBus, tmp_path: Path):
+    engine, out = ScriptedEngine(), publisher(bus, tmp_path, "auto")
+    await out.publish(Version(1, 0), await start(bus), Source("zero"))
+    (tmp_path / "learner" / "1-0.safetensors").rename(tmp_path / "far")
+    await follower(bus, engine, tmp_path).catch_up()
+    assert engine.loaded == []
+    (tmp_path / "far").rename(tmp_path / "learner" / "1-0.safetensors")
+    host = Presence(
+        run=RUN, actor="inference", name="e", models=(MODEL,), host="far", pid=1, started=0.0, state="starting"
+    )
+    await renew(bus, host)
+    await out.look()
+    (tmp_path / "learner" / "1-0.safetensors").unlink()
     await follower(bus, engine, tmp_path).catch_up()
     assert engine.loaded == [(Version(1, 0), b"zero")]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from agentjet.bus.memory import MemoryBus
+from agentjet.bus.presence import renew
 from agentjet.bus.record import last, stream_specs
 from agentjet.config import LearnerSettings
 from agentjet.schemas import subject
-from agentjet.schemas.codec import encode
 from agentjet.schemas.ids import RunId, Version
 from agentjet.schemas.presence import Presence
 from agentjet.schemas.subject import Stream, stream_name
@@ -53,14 +53,30 @@ async def test_the_record_names_the_file_and_is_stored_once(bus, tmp_path):
     [("auto", "elsewhere", True), ("auto", socket.gethostname(), False), ("path", "elsewhere", False)],
 )
 async def test_the_bus_carries_them_where_an_engine_is_on_another_host(bus, tmp_path, route, host, is_blob):
-    engine = Presence(run=RUN, actor="inference", name="e", models=("m",), host=host, pid=1, started=0.0, state="busy")
-    await bus.put_presence(subject.presence_bucket(RUN), "inference.e", encode(engine)[1], ttl_seconds=60)
+    await renew(bus, engine_on(host))
     record = await publish(bus, tmp_path, "1-2", weights_route=route)
     assert record.is_blob is is_blob
     if is_blob:
         prefix = subject.blob(RUN, "weights")
         name = stream_name(RUN, Stream.WEIGHTS)
         assert await bus.get_blob(name, prefix, record.sha256, record.num_bytes) == DATA
+
+
+async def test_an_engine_elsewhere_that_comes_late_finds_the_newest_version_on_the_bus(bus, tmp_path):
+    publisher = WeightsPublisher(bus, RUN, "m", LearnerSettings(), tmp_path)
+    await publisher.look()
+    record = await publisher.publish(Version(1, 2), 1, Source())
+    await publisher.look()
+    stream = stream_name(RUN, Stream.WEIGHTS)
+    assert (record.is_blob, (await bus.stream_info(stream)).num_messages) == (False, 1)
+    await renew(bus, engine_on("elsewhere"))
+    await publisher.look()
+    prefix = subject.blob(RUN, "weights")
+    assert await bus.get_blob(stream, prefix, record.sha256, record.num_bytes) == DATA
+
+
+def engine_on(host: str) -> Presence:
+    return Presence(run=RUN, actor="inference", name="e", models=("m",), host=host, pid=1, started=0.0, state="busy")
 
 
 async def test_the_newest_files_stay_and_a_killed_learner_s_half_goes(bus, tmp_path):
