@@ -84,8 +84,7 @@ class MemoryBus:
     ) -> int:
         # A real publish always gives other tasks a turn; code that relies on not doing so must fail here too.
         await asyncio.sleep(0)
-        if len(payload) > self._max_payload_bytes:
-            raise RecordTooLargeError(f"{subject}: {len(payload)} bytes exceed the limit of {self._max_payload_bytes}")
+        self._check_size(subject, payload)
         target = self._stream(stream)
         if not target.takes(subject):
             raise BusError(f"storing {subject}: stream {stream} does not take this subject")
@@ -93,6 +92,10 @@ class MemoryBus:
         sequence = target.store(subject, payload, wire, expected=expected, ttl_seconds=ttl_seconds)
         self._deliver(Request(subject, payload, wire, None))
         return sequence
+
+    def _check_size(self, subject: str, payload: bytes) -> None:
+        if len(payload) > self._max_payload_bytes:
+            raise RecordTooLargeError(f"{subject}: {len(payload)} bytes exceed the limit of {self._max_payload_bytes}")
 
     # Reading
 
@@ -155,6 +158,7 @@ class MemoryBus:
 
     async def send(self, subject: str, payload: bytes, *, headers: Mapping[str, str] | None = None) -> None:
         await asyncio.sleep(0)
+        self._check_size(subject, payload)
         self._deliver(Request(subject, bytes(payload), dict(headers or {}), None))
 
     def inbox(self) -> str:

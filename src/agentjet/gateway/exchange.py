@@ -138,7 +138,7 @@ class Exchange:
         try:
             call = await self.stored(request.model, ticket, attempt, request.call)
             if call is not None:
-                return call.reply(), sequence
+                return call.reply(has_logprobs=request.num_logprobs is not None), sequence
             if await self._bus.get(stream_name(self._run, Stream.INFER), sequence) is None:
                 log.warning("a question was lost; asking again", call=request.call)
                 return None, await self._publish(request)

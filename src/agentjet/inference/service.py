@@ -27,14 +27,14 @@ from agentjet.bus.protocol import Bus, StoredMessage
 from agentjet.chat.reply import ReplyStream
 from agentjet.chat.template import ChatTemplate
 from agentjet.chat.tokenizer import Tokenizer
-from agentjet.errors import EngineError, ModelNotServedError, RecordError
+from agentjet.errors import EngineError, ModelNotServedError, RecordError, RecordTooLargeError
 from agentjet.inference.draft import Draft
 from agentjet.inference.engine import Draw, Engine, Generation
 from agentjet.inference.fence import Fence, Permit
 from agentjet.inference.gate import Gate, pass_at_once
 from agentjet.inference.history import HistoryCache
 from agentjet.inference.override import effective_sampling
-from agentjet.inference.refusal import REFUSALS, VersionUnavailableError, call_error
+from agentjet.inference.refusal import REFUSALS, ReplyTooLargeError, VersionUnavailableError, call_error
 from agentjet.schemas import subject
 from agentjet.schemas.call import Call, InferDelta, InferReply, InferRequest
 from agentjet.schemas.ids import CallId, RunId
@@ -167,8 +167,12 @@ class InferenceService:
             reply = self._refuse(request.call, error)
         finally:
             del self._running[request.call]
-        if reply is not None:
+        if reply is None:
+            return
+        try:
             await self._tell(running, reply)
+        except RecordTooLargeError as error:
+            await self._tell(running, self._refuse(request.call, ReplyTooLargeError(str(error))))
 
     async def give_up(self, message: StoredMessage, error: Exception) -> None:
         """Answer a message that crashed its handler again and again."""
@@ -281,8 +285,9 @@ class InferenceService:
             raise EngineError(f"call {request.call}: the engine ended without a finish reason")
 
     def _reply(self, request: InferRequest, call: Call) -> InferReply:
-        shown = call.completion_ids if request.num_logprobs is not None else ()
-        return call.reply(tuple(self._template.decode([token], with_specials=True) for token in shown))
+        if request.num_logprobs is None:
+            return call.reply(has_logprobs=False)
+        return call.reply(tuple(self._template.decode([token], with_specials=True) for token in call.completion_ids))
 
     def _refuse(self, call: CallId, error: Exception) -> InferReply:
         answer = call_error(error)

@@ -105,6 +105,7 @@ class InferReply(Record):
     overridden: Annotated[tuple[str, ...], AsTuple] = ()
     """Sampling fields that were overridden because they break the ratio."""
     completion_ids: TokenIds = ()
+    """With `logprobs`: only where log-probs were asked for."""
     logprobs: Float32Array = ()
     tokens: Annotated[tuple[str, ...], AsTuple] = ()
     """Text of each completion token, where log-probs were asked for."""
@@ -162,8 +163,11 @@ class Call(Record):
     seconds: float = 0.0
     """From taking the request to the last token."""
 
-    def reply(self, tokens: tuple[str, ...] = ()) -> InferReply:
-        """What its caller gets; `tokens` are the completion's texts, where log-probs were asked for."""
+    def reply(self, tokens: tuple[str, ...] = (), *, has_logprobs: bool = True) -> InferReply:
+        """What its caller gets; `tokens` are the completion's texts, where log-probs were asked for.
+
+        Without `has_logprobs` ids and log-probs are left out: they can be larger than a message.
+        """
         return InferReply(
             call=self.call,
             generation=self.generation,
@@ -172,7 +176,7 @@ class Call(Record):
             usage=self.usage,
             version=self.versions[-1] if self.versions else "",
             overridden=self.overridden,
-            completion_ids=self.completion_ids,
-            logprobs=self.logprobs,
+            completion_ids=self.completion_ids if has_logprobs else (),
+            logprobs=self.logprobs if has_logprobs else (),
             tokens=tokens,
         )

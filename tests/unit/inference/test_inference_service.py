@@ -391,3 +391,21 @@ async def _until(is_true, seconds=15.0):
     async with asyncio.timeout(seconds):
         while not is_true():
             await asyncio.sleep(0.005)
+
+
+async def test_a_reply_carries_log_probs_only_where_they_are_asked_for(swarm):
+    key = await swarm.claim()
+    _, plain = await swarm.ask(swarm.request(key, [user("q")]))
+    _, full = await swarm.ask(swarm.request(key, [user("q")], num_logprobs=0))
+    assert (plain.completion_ids, plain.logprobs, plain.tokens) == ((), (), ())
+    assert len(full.completion_ids) == len(full.logprobs) == len(full.tokens) == full.usage.completion_tokens
+
+
+async def test_a_reply_that_fits_no_message_is_refused_at_once_and_says_why():
+    async with SmallSwarm(MemoryBus(max_payload_bytes=2_000), "low " * 100, context_length=4096).running() as swarm:
+        key = await swarm.claim()
+        _, refused = await swarm.ask(swarm.request(key, [user("q")], num_logprobs=0))
+        _, reply = await swarm.ask(swarm.request(key, [user("q")]))
+    assert refused.error is not None
+    assert (refused.error.status, refused.error.code, refused.error.param) == (400, "reply_too_large", "logprobs")
+    assert reply.message["content"].startswith("low low")
