@@ -139,5 +139,9 @@ class CheckpointError(UserError, OSError):
     """A checkpoint is missing, incomplete or damaged."""
 
 
+class CheckpointDamagedError(CheckpointError):
+    """A checkpoint's bytes are not those that were written: an older one has to do."""
+
+
 class UnsupportedArchitectureError(UserError, NotImplementedError):
     """A model whose tree training or generation can not be done exactly here."""

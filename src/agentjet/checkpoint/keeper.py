@@ -21,7 +21,7 @@ from agentjet.bus.record import put, put_once, read
 from agentjet.checkpoint.store import CheckpointStore, Entry, surplus
 from agentjet.config import SwarmSettings
 from agentjet.config.place import RunPlace
-from agentjet.durable.manifest import Manifest, verify
+from agentjet.durable.manifest import Manifest, set_aside, verify
 from agentjet.errors import BusError, CheckpointError
 from agentjet.schemas import subject
 from agentjet.schemas.checkpoint import Checkpoint
@@ -149,7 +149,7 @@ class CheckpointKeeper:
         )
 
     async def _damaged(self, entry: Entry, error: CheckpointError) -> None:
-        aside = await asyncio.to_thread(self._store.set_aside, entry.path)
+        aside = await asyncio.to_thread(set_aside, entry.path)
         self._counts["num_damaged"] += 1
         log.error("a checkpoint is damaged and was set aside", error=str(error), path=str(aside))
         event = Event(

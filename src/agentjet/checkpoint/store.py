@@ -55,13 +55,6 @@ class CheckpointStore:
         known = [f"{entry.model}/{entry.version}" for model in self.models() for entry in self.entries(model)]
         raise CheckpointError(f"there is no checkpoint {name!r} in {self.root}; there is {', '.join(known) or 'none'}")
 
-    def set_aside(self, path: Path) -> Path:
-        """Rename a damaged checkpoint to `<version>.damaged-<n>`, out of everybody's way."""
-        number = 1
-        while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
-            number += 1
-        return path.rename(aside)
-
     def remove(self, path: Path) -> None:
         """Delete a checkpoint; a crash in between leaves a `.pruned` folder that the next removal takes along."""
         path.rename(path.with_name(f".{path.name}.pruned"))

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agentjet.durable.file import file_digest
-from agentjet.errors import CheckpointError
+from agentjet.errors import CheckpointDamagedError, CheckpointError
 from agentjet.schemas.checkpoint import FileDigest
 from agentjet.schemas.ids import Version
 
@@ -81,19 +81,22 @@ def write_manifest(folder: Path) -> tuple[FileDigest, ...]:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint's folder.
 
-    Raises CheckpointError when it is absent, broken, or names another version than that of its step.
+    Raises CheckpointDamagedError when it is absent, broken, or names another version than that of its step.
     """
     fields, state = _object(folder / MANIFEST), _object(folder / STATE).get("extra")
     manifest = _parse(Manifest, folder, (state if isinstance(state, dict) else {}) | fields)
     if manifest.version != str(Version(manifest.incarnation, manifest.step)):
-        raise CheckpointError(f"{folder / MANIFEST} is damaged: version {manifest.version} is not that of its step")
+        raise CheckpointDamagedError(
+            f"{folder / MANIFEST} is damaged: version {manifest.version} is not that of its step"
+        )
     return manifest
 
 
 def verify(folder: Path) -> Manifest:
     """Read every byte of a checkpoint and compare sizes and digests.
 
-    Raises CheckpointError that names the first file which is absent, cut or changed.
+    Raises CheckpointDamagedError that names the first file which is absent, cut or changed, and CheckpointError where
+    the disk can not be read.
     """
     manifest = read_manifest(folder)
     _compare(folder, manifest.files)
@@ -107,13 +110,21 @@ def verify_files(folder: Path) -> tuple[FileDigest, ...]:
     return files
 
 
+def set_aside(folder: Path) -> Path:
+    """Rename a damaged checkpoint to `<version>.damaged-<n>`, out of everybody's way; it is kept, as evidence."""
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.damaged-{number}")).exists():
+        number += 1
+    return folder.rename(aside)
+
+
 def _parse(cls: type[L], folder: Path, fields: dict[str, Any]) -> L:
     try:
         return cls.model_validate(fields, strict=False)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise CheckpointError(
+        raise CheckpointDamagedError(
             f"{folder / MANIFEST} is damaged: {where}: {first['msg']}; use an older checkpoint"
         ) from None
 
@@ -122,13 +133,13 @@ def _object(path: Path) -> dict[str, Any]:
     try:
         fields = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        raise CheckpointError(f"{path.parent} is no whole checkpoint: it has no {path.name}") from None
+        raise CheckpointDamagedError(f"{path.parent} is no whole checkpoint: it has no {path.name}") from None
     except OSError as error:
         raise CheckpointError(f"{path} can not be read: {error.strerror}") from error
     except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}; use an older checkpoint") from None
+        raise CheckpointDamagedError(f"{path} is damaged: {error}; use an older checkpoint") from None
     if not isinstance(fields, dict):
-        raise CheckpointError(f"{path} is damaged: it holds no object; use an older checkpoint")
+        raise CheckpointDamagedError(f"{path} is damaged: it holds no object; use an older checkpoint")
     return fields
 
 
@@ -136,18 +147,22 @@ def _compare(folder: Path, files: Sequence[FileDigest]) -> None:
     for file in files:
         path = folder / file.name
         if path.parent != folder:
-            raise CheckpointError(f"{folder / MANIFEST} is damaged: {file.name} lies outside; use an older checkpoint")
+            raise CheckpointDamagedError(
+                f"{folder / MANIFEST} is damaged: {file.name} lies outside; use an older checkpoint"
+            )
         try:
             # The size first: a cut file of many gigabytes is told of without reading it.
             num_bytes = path.stat().st_size
             digest = file_digest(path)[1] if num_bytes == file.num_bytes else ""
         except FileNotFoundError:
-            raise CheckpointError(f"{path} is missing; use an older checkpoint") from None
+            raise CheckpointDamagedError(f"{path} is missing; use an older checkpoint") from None
         except OSError as error:
             raise CheckpointError(f"{path} can not be read: {error.strerror}") from error
         if num_bytes != file.num_bytes:
-            raise CheckpointError(
+            raise CheckpointDamagedError(
                 f"{path} is damaged: {num_bytes} bytes instead of {file.num_bytes}; use an older checkpoint"
             )
         if digest != file.sha256:
-            raise CheckpointError(f"{path} is damaged: its sha256 differs from the manifest's; use an older checkpoint")
+            raise CheckpointDamagedError(
+                f"{path} is damaged: its sha256 differs from the manifest's; use an older checkpoint"
+            )

@@ -6,7 +6,8 @@ Invariants (DESIGN, accounting 9 and 10):
   conflicts, and voids the steps after its base checkpoint.
 - Which samples make a batch is a function of the log (`LearnerFold`); a step is written to LEDGER before its weights
   are published, and its checkpoint before the record that names it.
-- A restart takes the newest verified checkpoint that LEDGER has not voided and feeds the fold from its cursor on.
+- A restart takes the newest verified checkpoint that LEDGER has not voided and that is still whole, and feeds the fold
+  from its cursor on.
 
 It does not know how a step is computed (`Trainer`).
 """
@@ -28,8 +29,8 @@ from agentjet.bus.record import read, read_as
 from agentjet.config import SwarmSettings
 from agentjet.config.load import config_digest
 from agentjet.config.place import RunPlace
-from agentjet.durable.manifest import versions_in
-from agentjet.errors import BusError, CheckpointError, FencedError, TrainingDivergedError
+from agentjet.durable.manifest import set_aside, versions_in
+from agentjet.errors import BusError, CheckpointDamagedError, CheckpointError, FencedError, TrainingDivergedError
 from agentjet.schemas import subject
 from agentjet.schemas.checkpoint import Checkpoint
 from agentjet.schemas.ids import RunId, Version
@@ -115,9 +116,7 @@ class Incarnation:
         """Read the ledger, restore the base, append the start, publish the head."""
         for sequence, record in await self._chain.load():
             self._view.apply(sequence, record)
-        base = await self._base()
-        self._say("its model to load")
-        self._trainer = await asyncio.to_thread(self._make_trainer, base)
+        base = await self._restore()
         await self._check_log(base)
         self._number = self._view.incarnation + 1
         start = LearnerStart(
@@ -133,6 +132,25 @@ class Incarnation:
             fold_digest=self._source.fold.digest(),
         )
         await self._publish(await self._append(start))
+
+    async def _restore(self) -> Checkpoint | None:
+        """Make the trainer, from the newest whole checkpoint; what was damaged since it was verified is set aside."""
+        while True:
+            base = await self._base()
+            self._say("its model to load")
+            try:
+                self._trainer = await asyncio.to_thread(self._make_trainer, base)
+                return base
+            except CheckpointDamagedError as error:
+                if base is None:
+                    raise
+                aside = await asyncio.to_thread(_out_of_the_way, Path(base.path))
+                log.warning(
+                    "a checkpoint is damaged and was set aside; starting from an older one",
+                    version=base.version,
+                    error=str(error),
+                    path=str(aside),
+                )
 
     async def _base(self) -> Checkpoint | None:
         """The newest verified checkpoint whose step stands in LEDGER; a newer one on disk is waited for."""
@@ -351,6 +369,11 @@ async def finish(work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait({task})
         task.result()
         raise
+
+
+def _out_of_the_way(folder: Path) -> Path | None:
+    """Its new name; None when the whole folder is gone, as after pruning."""
+    return set_aside(folder) if folder.is_dir() else None
 
 
 def _exists(checkpoint: Checkpoint) -> bool:

@@ -73,7 +73,8 @@ def load_state(trainer: Trainer, folder: Path) -> dict[str, Any]:
     """Puts a saved state into a trainer of the same model; returns the caller's own state.
 
     Raises:
-        CheckpointError: Incomplete, damaged, or of another architecture; the trainer must not be used then.
+        CheckpointDamagedError: Incomplete or changed since it was written.
+        CheckpointError: Unreadable, or of another architecture. In either case the trainer must not be used.
     """
     verify_files(folder)
     try:

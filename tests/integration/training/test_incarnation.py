@@ -232,6 +232,40 @@ async def test_a_damaged_checkpoint_that_was_set_aside_does_not_stop_the_next_le
         await until(after_step(memory_bus, run, 1, incarnation=2))
 
 
+@pytest.mark.parametrize(("damaged", "base_step"), [(("1-2",), 1), (("1-1", "1-2"), 0)])
+async def test_a_checkpoint_damaged_after_it_was_named_is_set_aside_and_the_one_before_it_taken(
+    memory_bus, run, tmp_path, model_folder: Path, damaged: tuple[str, ...], base_step: int
+):
+    of = settings(tmp_path, model_folder)
+    async with living(memory_bus, run, of, crashes=True):
+        for group in range(4):
+            await put_group(memory_bus, run, group)
+        await until(with_checkpoint(memory_bus, run, "1-2"))
+    folder = tmp_path / "checkpoints" / MODEL
+    for version in damaged:
+        weights = folder / version / "model.safetensors"
+        weights.write_bytes(b"\0" * weights.stat().st_size)
+    async with living(memory_bus, run, of, name="two"):
+        await until(after_step(memory_bus, run, 2, incarnation=2))
+    starts = [one for one in await ledger(memory_bus, run) if isinstance(one, LearnerStart)]
+    assert [one.base_step for one in starts] == [0, base_step]
+    assert {path.name for path in folder.glob("*.damaged-1")} == {f"{version}.damaged-1" for version in damaged}
+
+
+async def test_a_checkpoint_of_another_architecture_stays_and_stops_the_learner(
+    memory_bus, run, tmp_path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    of = settings(tmp_path, model_folder)
+    async with living(memory_bus, run, of, crashes=True):
+        await put_group(memory_bus, run, 0)
+        await put_group(memory_bus, run, 1)
+        await until(with_checkpoint(memory_bus, run, "1-1"))
+    monkeypatch.setattr("agentjet.training.state._architecture", lambda _: "another one")
+    with pytest.raises(CheckpointError, match="the run trains a"):
+        await Incarnation(memory_bus, run, MODEL, of, name="two").run()
+    assert (tmp_path / "checkpoints" / MODEL / "1-1").is_dir()
+
+
 async def test_a_batch_that_was_formed_before_the_checkpoint_is_trained_after_a_kill(
     memory_bus, run, tmp_path, model_folder: Path
 ):

@@ -5,7 +5,7 @@ import pytest
 
 from agentjet.checkpoint.export import export
 from agentjet.checkpoint.store import CheckpointStore, Entry, surplus
-from agentjet.durable.manifest import write_manifest
+from agentjet.durable.manifest import set_aside, write_manifest
 from agentjet.errors import CheckpointError
 from agentjet.schemas.ids import Version
 
@@ -47,8 +47,8 @@ def test_find_takes_a_path_a_version_or_a_model(tmp_path):
 
 def test_damaged_folders_are_kept_aside(tmp_path):
     store = CheckpointStore(tmp_path)
-    first = store.set_aside(checkpoint(tmp_path, "m", "1-2"))
-    second = store.set_aside(checkpoint(tmp_path, "m", "1-2"))
+    first = set_aside(checkpoint(tmp_path, "m", "1-2"))
+    second = set_aside(checkpoint(tmp_path, "m", "1-2"))
     assert (first.name, second.name) == ("1-2.damaged-1", "1-2.damaged-2")
     assert store.entries("m") == []
 
