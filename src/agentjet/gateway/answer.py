@@ -117,6 +117,7 @@ class Answerer:
             tools=request.tools,
             sampling=sampling,
             given=request.given,
+            choice=index,
             stream=request.is_streamed,
             num_logprobs=0 if request.wants_logprobs else None,
             deadline=min(inquiry.access.expires, latest),

@@ -19,7 +19,12 @@ _DISTRIBUTION = ("temperature", "top_p", "top_k")
 
 
 def effective_sampling(
-    asked: Sampling, ticket: Ticket, *, given: Collection[str] | None = None, num_calls_before: int = 0
+    asked: Sampling,
+    ticket: Ticket,
+    *,
+    given: Collection[str] | None = None,
+    num_calls_before: int = 0,
+    choice: int = 0,
 ) -> tuple[Sampling, tuple[str, ...]]:
     """The sampling of a call and the names of the fields that differ from what was asked.
 
@@ -28,6 +33,7 @@ def effective_sampling(
         ticket: Its sampling stands for what the caller did not choose.
         given: Fields that the caller chose; None for all.
         num_calls_before: Calls that the attempt has made; part of an evaluation's seeds.
+        choice: Index among the choices of one request, which are drawn apart.
     """
     chosen = Sampling.model_fields if given is None else given
     wanted = ticket.sampling.model_copy(update={name: getattr(asked, name) for name in chosen})
@@ -36,7 +42,7 @@ def effective_sampling(
     overridden = tuple(name for name in _DISTRIBUTION if getattr(wanted, name) != fixed[name])
     seed = wanted.seed
     if is_eval:
-        seed = _mix(ticket.seed if seed is None else seed, ticket.member, num_calls_before)
+        seed = _mix(ticket.seed if seed is None else seed, ticket.member, num_calls_before, choice)
     elif seed is not None:
         seed = _mix(seed, ticket.member)
     return wanted.model_copy(update=fixed | {"seed": seed}), overridden

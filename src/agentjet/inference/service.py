@@ -235,7 +235,11 @@ class InferenceService:
             permit.ticket.id, permit.attempt, request.messages, tools=request.tools, agent=request.agent
         )
         sampling, overridden = effective_sampling(
-            request.sampling, permit.ticket, given=request.given, num_calls_before=num_calls_before
+            request.sampling,
+            permit.ticket,
+            given=request.given,
+            num_calls_before=num_calls_before,
+            choice=request.choice,
         )
         return Draft(
             request=request,

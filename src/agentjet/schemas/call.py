@@ -60,6 +60,8 @@ class InferRequest(Record):
     sampling: Sampling
     given: Annotated[tuple[str, ...] | None, AsTuple] = None
     """Sampling fields that the caller chose; the ticket's stand for the others. None: the caller chose all."""
+    choice: int = 0
+    """Index among the choices of one chat completion; those of an evaluation draw from different seeds."""
     stream: bool = False
     num_logprobs: int | None = None
     """Alternatives wanted per token; 0 wants the sampled token's only, None wants none."""

@@ -20,6 +20,7 @@ from agentjet.gateway.exchange import Exchange
 from agentjet.schemas.call import FinishReason, InferDelta
 from agentjet.schemas.codec import encode
 from agentjet.schemas.subject import Stream, infer, stream_name
+from agentjet.schemas.task import EpisodeKind
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
@@ -127,6 +128,12 @@ async def test_choices_and_log_probs(here):
     content = answer.choices[0].logprobs.content
     assert [(entry.token, entry.logprob) for entry in content] == [("hi", -0.5), ("<|im_end|>", -0.5)]
     assert len(here.gateway.session(key).calls["m"]) == 3
+    assert len({generation.sampling.seed for generation in here.swarm.engine.generations}) == 3
+
+
+async def test_choices_of_an_evaluation_are_drawn_apart(here):
+    key = await here.swarm.claim(kind=EpisodeKind.EVAL)
+    await here.say(key, n=3)
     assert len({generation.sampling.seed for generation in here.swarm.engine.generations}) == 3
 
 
