@@ -5,7 +5,7 @@ Invariants:
 - A process that ends with code 0 is done, and one that ends with `FINAL_EXIT_CODE` must not be started again; any other
   end is a crash: it is started again after a growing delay.
 - An actor that keeps dying right after its start is a fault that a person has to see: the supervisor gives up with the
-  last line that the actor wrote.
+  last line that the actor wrote. What `ActorProcess.kill` did is not the actor's fault.
 - Children get SIGTERM when this process dies, however it dies (Linux), and are ended by their own process ids only.
 """
 
@@ -66,6 +66,7 @@ class ActorProcess:
         self.spec = spec
         self.log_path = log_path
         self.num_starts = 0
+        self._is_killed = False
         self._arguments, self._env = arguments, env
         self._process: asyncio.subprocess.Process | None = None
 
@@ -87,8 +88,12 @@ class ActorProcess:
                 return
             if code == FINAL_EXIT_CODE:
                 raise UserError(f"{self.spec.name} has stopped for good ({self.last_line()}); see {self.log_path}")
-            young = time.monotonic() - started < YOUNG_SECONDS
-            young_deaths, delay = (young_deaths + 1, min(delay * 2, MAX_DELAY_SECONDS)) if young else (0, 0.2)
+            if self._is_killed:
+                delay = 0.2
+            elif time.monotonic() - started < YOUNG_SECONDS:
+                young_deaths, delay = young_deaths + 1, min(delay * 2, MAX_DELAY_SECONDS)
+            else:
+                young_deaths, delay = 0, 0.2
             if young_deaths >= MAX_YOUNG_DEATHS:
                 raise UserError(f"{self.spec.name} does not start ({self.last_line()}); its log is {self.log_path}")
             log.warning("an actor died and is started again", actor=self.spec.name, code=code)
@@ -110,7 +115,7 @@ class ActorProcess:
                 start_new_session=True,  # an interrupt at the terminal is the parent's to pass on
                 preexec_fn=_die_with_parent,
             )
-        self._process = process
+        self._process, self._is_killed = process, False
         self.num_starts += 1
         try:
             return await process.wait()
@@ -130,8 +135,9 @@ class ActorProcess:
             await process.wait()
 
     def kill(self) -> None:
-        """SIGKILL to the running process, as a crash would (for tests of recovery)."""
+        """SIGKILL to the running process, as a crash would (for tests of recovery); it is started again at once."""
         if self._process is not None and self._process.returncode is None:
+            self._is_killed = True
             self._process.send_signal(signal.SIGKILL)
 
     def last_line(self) -> str:

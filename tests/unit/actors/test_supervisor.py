@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentjet.actors.supervisor import ActorProcess, ActorSpec, actor_specs
+from agentjet.actors.supervisor import MAX_YOUNG_DEATHS, ActorProcess, ActorSpec, actor_specs
 from agentjet.config import ModelSettings, PoolSettings, SwarmSettings
 from agentjet.errors import UserError
 
@@ -72,6 +72,20 @@ async def test_a_killed_actor_comes_back(tmp_path: Path, monkeypatch: pytest.Mon
     life.cancel()
     await asyncio.gather(life, return_exceptions=True)
     assert process.num_starts == 2
+
+
+async def test_kills_are_not_counted_as_deaths_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    process = actor(tmp_path, monkeypatch, "import time; time.sleep(60)")
+    life = asyncio.create_task(process.live())
+    for number in range(1, MAX_YOUNG_DEATHS + 2):
+        while process.num_starts < number:
+            await asyncio.sleep(0.01)
+        process.kill()
+    while process.num_starts < MAX_YOUNG_DEATHS + 2:
+        await asyncio.sleep(0.01)
+    assert not life.done()
+    life.cancel()
+    await asyncio.gather(life, return_exceptions=True)
 
 
 def test_every_model_has_an_engine_and_every_trained_one_a_learner():
