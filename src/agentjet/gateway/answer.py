@@ -42,6 +42,7 @@ class Answerer:
         finally:
             for task in tasks:
                 task.cancel()
+            self.release(inquiry)
         for reply in replies:
             self._count(inquiry, reply)
         return completion(inquiry.request, replies)
@@ -74,6 +75,13 @@ class Answerer:
                 inquiry.lost()
             for task in tasks:
                 task.cancel()
+            self.release(inquiry)
+
+    def release(self, inquiry: Inquiry) -> None:
+        """Give up the seats that no question has taken over."""
+        while inquiry.seats:
+            call, seat = inquiry.seats.popitem()
+            self._exchange.leave(call, seat, is_over=call in inquiry.known)
 
     def _count(self, inquiry: Inquiry, reply: InferReply) -> None:
         inquiry.session.answered(inquiry.request.model, reply.call)
@@ -93,7 +101,9 @@ class Answerer:
             yield known
             return
         question, access = self._question(inquiry, index), inquiry.access
-        async with contextlib.aclosing(self._exchange.ask(question, access.ticket, access.attempt)) as answers:
+        seat = inquiry.seats.pop(question.call, None)
+        asking = self._exchange.ask(question, access.ticket, access.attempt, seat=seat)
+        async with contextlib.aclosing(asking) as answers:
             async for answer in answers:
                 if isinstance(answer, InferReply) and answer.error is not None:
                     if answer.error.code == "context_length_exceeded":

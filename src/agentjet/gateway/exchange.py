@@ -30,6 +30,8 @@ log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 5.0
 Answer = InferDelta | InferReply
+Seat = asyncio.Queue[Answer]
+"""Where the answers to one who waits for a call arrive."""
 
 
 class Exchange:
@@ -40,7 +42,7 @@ class Exchange:
         self._run = run
         self._look_seconds = look_seconds
         self._inbox = bus.inbox()
-        self._waiting: dict[CallId, set[asyncio.Queue[Answer]]] = {}
+        self._waiting: dict[CallId, set[Seat]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._reader: asyncio.Task[None] | None = None
         self.clock = BusClock()
@@ -64,9 +66,17 @@ class Exchange:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
 
-    def is_open(self, call: CallId) -> bool:
-        """Whether someone waits for a call's answer."""
-        return call in self._waiting
+    def join(self, call: CallId) -> Seat | None:
+        """A seat among those who wait for a call: it is not cancelled when they go. None when nobody waits.
+
+        It is taken over by `ask`, or given up by `leave`.
+        """
+        others = self._waiting.get(call)
+        if others is None:
+            return None
+        seat: Seat = asyncio.Queue()
+        others.add(seat)
+        return seat
 
     async def stored(self, model: str, ticket: str, attempt: int, call: CallId) -> Call | None:
         """A finished call in CALLS; None when there is none, or its caller had gone."""
@@ -74,13 +84,15 @@ class Exchange:
         found = await record.last(Call, self._bus, self._run, Stream.CALLS, where)
         return None if found is None or found[1].finish_reason is FinishReason.CANCELLED else found[1]
 
-    async def ask(self, request: InferRequest, ticket: str, attempt: int) -> AsyncGenerator[Answer]:
+    async def ask(
+        self, request: InferRequest, ticket: str, attempt: int, *, seat: Seat | None = None
+    ) -> AsyncGenerator[Answer]:
         """Deltas as they come, then the reply. Closing the generator early cancels the call.
 
         Raises ApiError: 429 when too many wait, 503 when the bus is away, 504 at the deadline, and what inference says.
         """
         deadline = time.monotonic() + request.deadline - self.clock.now()
-        queue: asyncio.Queue[Answer] = asyncio.Queue()
+        queue: Seat = seat or asyncio.Queue()
         self._waiting.setdefault(request.call, set()).add(queue)
         is_over = False
         try:
@@ -95,7 +107,7 @@ class Exchange:
                     is_over = isinstance(answer, InferReply)
                     yield answer
         finally:
-            self._leave(request.call, queue, is_over=is_over)
+            self.leave(request.call, queue, is_over=is_over)
 
     async def _read(self, subscription: Subscription) -> None:
         try:
@@ -125,7 +137,7 @@ class Exchange:
         except (ValueError, OverflowError, RecursionError) as error:
             raise ApiError(400, "invalid_body", f"the request can not be written to the bus: {error}") from error
 
-    async def _next(self, queue: asyncio.Queue[Answer], seconds: float) -> Answer | None:
+    async def _next(self, queue: Seat, seconds: float) -> Answer | None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(seconds, 0.0)):
                 return await queue.get()
@@ -146,7 +158,8 @@ class Exchange:
             log.warning("waiting for the bus", call=request.call, error=str(error))
         return None, sequence
 
-    def _leave(self, call: CallId, queue: asyncio.Queue[Answer], *, is_over: bool) -> None:
+    def leave(self, call: CallId, queue: Seat, *, is_over: bool) -> None:
+        """Give a seat up; the last one to go cancels a call that is not over."""
         others = self._waiting[call]
         others.discard(queue)
         if others:

@@ -130,7 +130,13 @@ class Gateway:
         elif caller.is_retry:
             before = session.undelivered.pop(inquiry.digest, ())
         num_choices = inquiry.request.num_choices
-        if len(before) == num_choices and await self._are_usable(inquiry, before):
+        is_usable = False
+        try:
+            is_usable = len(before) == num_choices and await self._are_usable(inquiry, before)
+        finally:
+            if not is_usable:
+                self._answerer.release(inquiry)
+        if is_usable:
             inquiry.calls = list(before)
         else:
             inquiry.known.clear()
@@ -142,9 +148,13 @@ class Gateway:
         """Whether each of an earlier request's calls is finished, or still runs for someone else."""
         access = inquiry.access
         for call in calls:
+            # Before anything is awaited: the last one to leave an open call cancels it.
+            seat = self._exchange.join(call)
+            if seat is not None:
+                inquiry.seats[call] = seat
             stored = await self._exchange.stored(inquiry.request.model, access.ticket, access.attempt, call)
             if stored is not None:
                 inquiry.known[call] = stored.reply()
-            elif not self._exchange.is_open(call):
+            elif seat is None:
                 return False
         return True

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from agentjet.gateway.chat_request import ChatRequest
+from agentjet.gateway.exchange import Seat
 from agentjet.gateway.session import Session
 from agentjet.schemas.call import InferReply
 from agentjet.schemas.claim import Authorization
@@ -35,6 +36,8 @@ class Inquiry:
     """One for each choice."""
     known: dict[CallId, InferReply] = field(default_factory=dict[CallId, InferReply])
     """Replies of finished calls that this request is a retry of."""
+    seats: dict[CallId, Seat] = field(default_factory=dict[CallId, Seat])
+    """Held among those who wait for calls that this request is a retry of."""
 
     def lost(self) -> None:
         """The caller went away before its answer: a marked retry may have these calls."""

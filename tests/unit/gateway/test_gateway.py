@@ -15,9 +15,10 @@ from agentjet.accounting.key import Key, sign
 from agentjet.bus.memory import MemoryBus
 from agentjet.config.settings import GatewaySettings
 from agentjet.errors import EngineError, UserError
-from agentjet.gateway import ApiError, Gateway
+from agentjet.gateway import ApiError, Gateway, access
 from agentjet.gateway.exchange import Exchange
 from agentjet.schemas.call import FinishReason, InferDelta
+from agentjet.schemas.claim import Authorization
 from agentjet.schemas.codec import encode
 from agentjet.schemas.subject import Stream, infer, stream_name
 from agentjet.schemas.task import EpisodeKind
@@ -278,6 +279,31 @@ async def test_two_equal_requests_are_two_samples(here):
     assert len(here.gateway.session(key).calls["m"]) == 2
 
 
+async def test_a_call_is_not_cancelled_while_its_retry_looks_for_it(here, monkeypatch):
+    key, looking, go_on = await here.swarm.claim(), asyncio.Event(), asyncio.Event()
+    stored = Exchange.stored
+
+    async def slow(*args):
+        looking.set()
+        await go_on.wait()
+        return await stored(*args)
+
+    here.swarm.engine.go.clear()
+    headers = {"idempotency-key": "x"}
+    first = asyncio.create_task(here.say(key, extra_headers=headers))
+    await until(lambda: here.swarm.engine.generations)
+    monkeypatch.setattr(Exchange, "stored", slow)
+    second = asyncio.create_task(here.say(key, extra_headers=headers))
+    await looking.wait()
+    first.cancel()
+    await asyncio.sleep(0.2)  # the gateway has seen that the first one is gone
+    go_on.set()
+    here.swarm.engine.go.set()
+    answer = await asyncio.wait_for(second, 5)
+    assert answer.choices[0].message.content == "hi"
+    assert len(here.swarm.engine.generations) == 1
+
+
 async def test_a_marked_retry_after_a_disconnect_never_gets_a_cut_reply(here):
     here.swarm.engine.go.clear()
     key = await here.swarm.claim()
@@ -348,13 +374,52 @@ async def test_an_engine_that_never_answers_is_a_timeout(memory_bus):
         await gateway.close()
 
 
-async def test_without_a_curriculum_the_key_can_not_be_checked(memory_bus):
+async def test_without_a_curriculum_the_key_can_not_be_checked(memory_bus, monkeypatch):
+    monkeypatch.setattr(access, "PATIENCE_SECONDS", 0.0)
     swarm = SmallSwarm(memory_bus)
     await swarm.prepare()
     gateway = Gateway(memory_bus, RUN, GatewaySettings())
     with pytest.raises(ApiError) as caught:
         await gateway.complete(await swarm.claim(), {"model": "m", "messages": [user("q")]})
     assert caught.value.status == 503
+    await gateway.close()
+
+
+async def test_a_curriculum_that_is_started_again_is_waited_for(memory_bus, monkeypatch):
+    monkeypatch.setattr(access, "_AGAIN_SECONDS", 0.01)
+    swarm = SmallSwarm(memory_bus)
+    await swarm.prepare()
+    gateway = Gateway(memory_bus, RUN, GatewaySettings())
+    asked = asyncio.create_task(gateway.models(await swarm.claim()))
+    await asyncio.sleep(0.05)
+    assert not asked.done()
+    async with memory_bus.serve(f"aj.{RUN}.rpc.authorize", busy_at_first(swarm), queue="q"):
+        assert await asked == ("m",)
+    await gateway.close()
+
+
+def busy_at_first(swarm):
+    answers = iter([Authorization(granted=False, reason="busy")])
+
+    async def authorize(request):
+        busy = next(answers, None)
+        if busy is None:
+            return await swarm.authorize(request)
+        headers, body = encode(busy)
+        return body, headers
+
+    return authorize
+
+
+async def test_while_the_curriculum_is_away_a_key_that_it_knew_still_counts(memory_bus, monkeypatch):
+    monkeypatch.setattr(access, "CACHE_SECONDS", 0.0)
+    swarm = SmallSwarm(memory_bus)
+    await swarm.prepare()
+    gateway = Gateway(memory_bus, RUN, GatewaySettings())
+    key = await swarm.claim()
+    async with memory_bus.serve(f"aj.{RUN}.rpc.authorize", swarm.authorize, queue="q"):
+        await gateway.models(key)
+    assert await gateway.models(key) == ("m",)
     await gateway.close()
 
 
