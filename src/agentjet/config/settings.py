@@ -164,7 +164,7 @@ class LearnerSettings(Section):
     max_nonfinite: Count = 5
     """Gradients in a row that may be skipped before the learner gives up."""
     train_tokens: Natural = 0
-    """Longest branch trained; 0 has no limit."""
+    """Longest branch trained; 0 has no limit. Of a longer one its beginning and its final action are trained."""
     weights_route: Literal["auto", "path", "bus"] = "auto"
     """How new weights reach the engines: a file on a shared path, or chunks over the bus; `auto` takes the file while
     every engine of the model is on the learner's host."""

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentjet.errors import MergeError
-from agentjet.merging.trie import TokenTrie, leaf_paths
+from agentjet.merging.trie import TokenTrie, ancestry, leaf_paths
 from agentjet.schemas.sample import Sample, Segment
 
 Int64Array = npt.NDArray[np.int64]
@@ -92,7 +92,7 @@ def _targets(sample: Sample, trie: TokenTrie, starts: Int64Array) -> Int64Array:
     positions: list[Int64Array] = [np.empty(0, np.int64)] * len(sample.segments)
     inner = {segment.parent for segment in sample.segments}
     for index in (index for index in range(len(sample.segments)) if index not in inner):
-        line = _ancestry(sample.segments, index)
+        line = ancestry(sample.segments, index)
         ids = tuple(token for segment in line for token in sample.segments[segment].ids)
         places = np.array(trie.places(ids), dtype=np.int64).reshape(-1, 2)
         flat = starts[places[:, 0]] + places[:, 1]
@@ -103,12 +103,3 @@ def _targets(sample: Sample, trie: TokenTrie, starts: Int64Array) -> Int64Array:
         positions[segment][offset] for segment, offset in zip(sample.term_segment, sample.term_offset, strict=True)
     ]
     return np.array(found, dtype=np.int64)
-
-
-def _ancestry(segments: Sequence[Segment], index: int) -> list[int]:
-    """The segments from the root down to `index`."""
-    line: list[int] = []
-    while index >= 0:
-        line.append(index)
-        index = segments[index].parent
-    return line[::-1]

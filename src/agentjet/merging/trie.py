@@ -108,6 +108,15 @@ def num_leaves(segments: Sequence[Segment]) -> int:
     return len(segments) - len({segment.parent for segment in segments if segment.parent >= 0})
 
 
+def ancestry(segments: Sequence[Segment], index: int) -> list[int]:
+    """The segments from the root down to `index`."""
+    line: list[int] = []
+    while index >= 0:
+        line.append(index)
+        index = segments[index].parent
+    return line[::-1]
+
+
 def leaf_paths(segments: Sequence[Segment]) -> list[tuple[int, ...]]:
     """The whole token sequence of every leaf, in the order of the leaves' segments."""
     inner = {segment.parent for segment in segments}

@@ -141,7 +141,7 @@ class Trainer:
         started = time.perf_counter()
         kept = [group for group in batch if group_has_signal(group) or not self.algorithm.drop_constant_groups]
         cuts = [[trim(sample, self.learner.train_tokens) for sample in group] for group in kept]
-        groups = [[sample for sample, _ in group] for group in cuts]
+        groups = [[cut.sample for cut in group] for group in cuts]
         work = _Work(TermSums())
         with _deterministic(self.is_deterministic):
             advantages = [call_advantages(group, self.algorithm) for group in groups]
@@ -160,7 +160,8 @@ class Trainer:
             **work.speed(time.perf_counter() - started),
             "grad_norm": max(applied, default=0.0),
             "learning_rate": rate,
-            "cut_tokens": float(sum(num_lost for group in cuts for _, num_lost in group)),
+            "cut_tokens": float(sum(cut.num_lost for group in cuts for cut in group)),
+            "shortened_context_tokens": float(sum(cut.num_shortened for group in cuts for cut in group)),
             "skipped_in_a_row": float(self.num_skipped_in_a_row),
             "num_skipped_updates": float(len(norms) - len(applied)),
         }

@@ -162,8 +162,9 @@ def test_mini_batches_clip_against_the_policy_at_the_batch_start(make_trainer, m
 
 def test_r12_tokens_beyond_the_training_limit_are_cut_and_counted(make_trainer, make_batch, monkeypatch):
     batch = make_batch(1, groups=1)
-    result = make_trainer(train_tokens=7).step(batch)
+    result = make_trainer(train_tokens=3).step(batch)
     assert result.metrics["cut_tokens"] > 0
+    assert result.metrics["shortened_context_tokens"] > 0
     assert result.metrics["computed_tokens"] < make_trainer().step(batch).metrics["computed_tokens"]
 
 
