@@ -1,8 +1,10 @@
 """May this key call, and which models: the curriculum's word, cached for a short while.
 
-The cache only saves a question: inference checks every call's key and attempt itself.
+The cache only saves a question: inference checks every call's key and attempt itself. So while the curriculum is away
+(it is being started again), what it said before still counts, and who was not asked about yet waits.
 """
 
+import asyncio
 import time
 from collections import OrderedDict
 
@@ -16,6 +18,10 @@ from agentjet.schemas.ids import RunId
 from agentjet.schemas.subject import authorize_service
 
 CACHE_SECONDS = 15.0
+PATIENCE_SECONDS = 30.0
+"""How long a curriculum that is away is waited for."""
+_ANSWER_SECONDS = 3.0
+_AGAIN_SECONDS = 0.2
 _MAX_CACHED = 8192
 
 
@@ -36,10 +42,7 @@ class Access:
         if cached is not None and time.monotonic() < cached[1]:
             return cached[0]
         self._check_form(key)
-        try:
-            answer = await ask(self._bus, authorize_service(self._run), AuthorizeRequest(key=key), Authorization)
-        except BusError as error:
-            raise ApiError(503, "unavailable", f"the key can not be checked now: {error}; try again") from error
+        answer = await self._ask(key, known=cached[0] if cached else None)
         if not answer.granted and answer.reason == "superseded":
             raise ApiError(409, "superseded", "a newer attempt plays this key's ticket; stop this episode")
         if not answer.granted:
@@ -48,6 +51,24 @@ class Access:
         while len(self._cache) > _MAX_CACHED:
             self._cache.popitem(last=False)
         return answer
+
+    async def _ask(self, key: str, *, known: Authorization | None) -> Authorization:
+        """The curriculum's answer; while there is none, what is known."""
+        give_up = time.monotonic() + PATIENCE_SECONDS
+        question, to = AuthorizeRequest(key=key), authorize_service(self._run)
+        while True:
+            try:
+                answer = await ask(self._bus, to, question, Authorization, timeout_seconds=_ANSWER_SECONDS)
+                if answer.granted or answer.reason != "busy":
+                    return answer
+                problem = "the curriculum waits for the bus"
+            except BusError as error:
+                problem = str(error)
+            if known is not None:
+                return known
+            if time.monotonic() > give_up:
+                raise ApiError(503, "unavailable", f"the key can not be checked now: {problem}; try again")
+            await asyncio.sleep(_AGAIN_SECONDS)
 
     def forget(self, key: str) -> None:
         """Ask again next time."""
