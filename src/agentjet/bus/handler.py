@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from agentjet.bus.protocol import Consumer, Delivery, StoredMessage
+from agentjet.bus.protocol import ACK_WAIT_SECONDS, Consumer, Delivery, StoredMessage
 from agentjet.errors import AgentJetError, BusError, BusUnavailableError, UnknownSchemaError
 
 log = structlog.get_logger(__name__)
@@ -149,7 +149,7 @@ async def consume(
     name: str,
     on_poison: OnPoison,
     concurrency: int = 1,
-    in_progress_seconds: float = 10.0,
+    in_progress_seconds: float = ACK_WAIT_SECONDS / 3,
     max_crashes: int = 3,
     backoff_seconds: float = 0.5,
     on_state: Callable[[ConsumeState], None] | None = None,

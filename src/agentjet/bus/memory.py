@@ -16,7 +16,16 @@ from agentjet.bus.memory_stream import MemoryConsumer, MemoryStream
 from agentjet.bus.message import ERROR_HEADER, REPLY_HEADER
 from agentjet.bus.pattern import matches
 from agentjet.bus.plain import answer
-from agentjet.bus.protocol import Consumer, Handler, Request, StoredMessage, StreamInfo, StreamSpec, Subscription
+from agentjet.bus.protocol import (
+    ACK_WAIT_SECONDS,
+    Consumer,
+    Handler,
+    Request,
+    StoredMessage,
+    StreamInfo,
+    StreamSpec,
+    Subscription,
+)
 from agentjet.errors import BusError, BusTimeoutError, RecordTooLargeError
 
 _PRESENCE_BYTES = 64 * 1024 * 1024
@@ -138,7 +147,7 @@ class MemoryBus:
         durable: str,
         *,
         subject: str = ">",
-        ack_wait_seconds: float = 30.0,
+        ack_wait_seconds: float = ACK_WAIT_SECONDS,
         max_ack_pending: int = 10_000,
     ) -> Consumer:
         state = self._stream(stream).add_consumer(durable, subject, ack_wait_seconds, max_ack_pending)

@@ -19,7 +19,16 @@ from agentjet.bus.connection import ConnectionLostError, NatsConnection, NobodyL
 from agentjet.bus.fault import STREAM_NOT_FOUND, WRONG_LAST_SEQUENCE, code_of, is_temporary, translate
 from agentjet.bus.message import ERROR_HEADER, PUBLISH_ID, REPLY_HEADER, own_headers
 from agentjet.bus.plain import NatsSubscription, serve
-from agentjet.bus.protocol import Consumer, Handler, Request, StoredMessage, StreamInfo, StreamSpec, Subscription
+from agentjet.bus.protocol import (
+    ACK_WAIT_SECONDS,
+    Consumer,
+    Handler,
+    Request,
+    StoredMessage,
+    StreamInfo,
+    StreamSpec,
+    Subscription,
+)
 from agentjet.bus.pull import NatsConsumer
 from agentjet.bus.reader import StreamReader
 from agentjet.errors import BusError, BusTimeoutError, ConflictError, RecordTooLargeError
@@ -197,7 +206,7 @@ class NatsBus:
         durable: str,
         *,
         subject: str = ">",
-        ack_wait_seconds: float = 30.0,
+        ack_wait_seconds: float = ACK_WAIT_SECONDS,
         max_ack_pending: int = 10_000,
     ) -> Consumer:
         config = {

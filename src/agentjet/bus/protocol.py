@@ -20,6 +20,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+ACK_WAIT_SECONDS = 10.0
+"""How long a message that was handed out may stay silent: what a killed worker held waits that long for another."""
+
 
 @dataclass(frozen=True, slots=True)
 class StreamSpec:
@@ -190,7 +193,7 @@ class Bus(Protocol):
         durable: str,
         *,
         subject: str = ">",
-        ack_wait_seconds: float = 30.0,
+        ack_wait_seconds: float = ACK_WAIT_SECONDS,
         max_ack_pending: int = 10_000,
     ) -> Consumer:
         """The durable pull consumer of that name, created when it is not there (max_deliver unlimited)."""

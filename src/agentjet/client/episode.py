@@ -26,7 +26,7 @@ from agentjet.workers.pool import Failure
 
 log = structlog.get_logger(__name__)
 
-HEARTBEAT_SECONDS = 10.0
+HEARTBEAT_SECONDS = 3.0
 
 
 class ClientEpisode:

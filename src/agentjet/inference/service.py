@@ -44,7 +44,6 @@ from agentjet.schemas.subject import Stream, stream_name
 log = structlog.get_logger(__name__)
 
 _MAX_CANCELLED = 4096
-_ACK_WAIT_SECONDS = 30.0
 
 
 @dataclass(slots=True)
@@ -119,7 +118,6 @@ class InferenceService:
             stream_name(self._run, Stream.INFER),
             f"infer-{self._model}-{place}",
             subject=subject.infer(self._run, self._model, place),
-            ack_wait_seconds=_ACK_WAIT_SECONDS,
         )
         await consume(
             consumer,
@@ -127,7 +125,6 @@ class InferenceService:
             name=f"inference {self._model}",
             on_poison=self.give_up,
             concurrency=concurrency,
-            in_progress_seconds=_ACK_WAIT_SECONDS / 3,
         )
 
     def weights_changed(self) -> None:

@@ -35,7 +35,6 @@ from agentjet.schemas.task import EpisodeKind, Ticket
 
 log = structlog.get_logger(__name__)
 
-ACK_WAIT_SECONDS = 30.0
 _MARGIN_RATIO = 0.05
 _MAX_MARGIN_SECONDS = 2.0
 _RATE_SECONDS = 60.0
@@ -150,7 +149,6 @@ class Rollout:
             stream_name(self._run, Stream.TASKS),
             f"tasks-{pool}",
             subject=subject.tasks_of(self._run, pool),
-            ack_wait_seconds=ACK_WAIT_SECONDS,
         )
         await consume(
             _Tap(consumer, self._draining),
@@ -158,7 +156,6 @@ class Rollout:
             name=f"rollout {pool}",
             on_poison=self._poison,
             concurrency=min(self._pools[pool].max_running, self._max_running),
-            in_progress_seconds=ACK_WAIT_SECONDS / 3,
             places=self._places,
         )
 
