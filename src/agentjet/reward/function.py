@@ -6,7 +6,6 @@ at: `task` as the data set gave it, and `episode` with `result`, `metrics`, `tra
 `num_calls`, `seed` and `is_eval`.
 """
 
-import inspect
 import math
 import numbers
 from collections.abc import Callable, Mapping
@@ -20,10 +19,9 @@ ADAPTER = "agentjet.reward.function:judge"
 _PARTS = ("components", "metrics", "agent_rewards")
 
 
-async def judge(function: Callable[..., Any], payload: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> Any:
+def judge(function: Callable[..., Any], payload: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> Any:
     """The adapter: payload is `{"task": ..., "episode": ...}`."""
-    value = function(payload["task"], payload["episode"])
-    return verdict(await value if inspect.isawaitable(value) else value)
+    return verdict(function(payload["task"], payload["episode"]))
 
 
 def verdict(value: Any) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """What a worker process does with an agent: `run(task, policy)`, and what its return means.
 
 An agent returns its reward, or a mapping with any of `reward`, `metrics` and `result`, or None. `result` is whatever
-the pool's reward function wants to see. A plain function is as welcome as an async one: it has the process to itself.
+the pool's reward function wants to see. A plain function is as welcome as an async one: it has the process to itself,
+and may call `asyncio.run`.
 """
 
-import inspect
 import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,11 +17,10 @@ ADAPTER = "agentjet.rollout.workflow:play"
 _KEYS = ("reward", "metrics", "result")
 
 
-async def play(function: Callable[..., Any], payload: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> Any:
+def play(function: Callable[..., Any], payload: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> Any:
     """The adapter: payload is `{"task": ..., "policy": fields of Policy}`."""
     policy = Policy(**payload["policy"] | {"models": tuple(payload["policy"]["models"]), "on_log": emit})
-    value = function(payload["task"], policy)
-    return returned(await value if inspect.isawaitable(value) else value)
+    return returned(function(payload["task"], policy))
 
 
 def returned(value: Any) -> dict[str, Any]:

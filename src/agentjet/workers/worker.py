@@ -1,12 +1,14 @@
 """The worker's side: one piece of work after another, in a forked process of its own.
 
 One event loop lives as long as the worker, so that clients and connections of the user's code can be kept between
-pieces of work; tasks that a piece leaves behind are cancelled before the next. Nothing is read while user code runs:
-the way to stop it is to kill the process. User code may emit from threads of its own; what comes after its piece is
+pieces of work; tasks that a piece leaves behind are cancelled before the next. The loop runs only while it awaits what
+the user's function returned: a plain function has the main thread to itself and may run a loop of its own. Nothing is
+read while user code runs: the way to stop it is to kill the process. User code may emit from threads of its own; what comes after its piece is
 over is dropped, for it would stand among the messages of the next one.
 """
 
 import asyncio
+import inspect
 import os
 import socket
 import sys
@@ -23,8 +25,11 @@ from agentjet.workers.frame import pack, receive
 Emit = Callable[[dict[str, Any]], None]
 """Sends a message to the pool while the work goes on."""
 
-Adapter = Callable[[Callable[..., Any], dict[str, Any], Emit], Awaitable[Any]]
-"""What a worker does with the user's function and a payload; returns what msgpack can carry."""
+Adapter = Callable[[Callable[..., Any], dict[str, Any], Emit], Any]
+"""What a worker does with the user's function and a payload; returns what msgpack can carry.
+
+The function it gets is plain, whatever the user's is: what that returns has been awaited.
+"""
 
 _MAX_MESSAGE = 2_000
 
@@ -36,7 +41,7 @@ def work(sock: socket.socket, adapter: Adapter, function: Callable[..., Any]) ->
     with asyncio.Runner() as runner:
         while (payload := receive(sock)) is not None:
             outlet = _Outlet(sock)
-            reply = runner.run(_once(adapter, function, payload, outlet.emit))
+            reply = _once(adapter, _awaited(runner, function), payload, outlet.emit)
             reply["rss_bytes"] = psutil.Process().memory_info().rss
             outlet.finish(_packed(reply))
 
@@ -61,11 +66,34 @@ class _Outlet:
             self._sock.sendall(frame)
 
 
-async def _once(adapter: Adapter, function: Callable[..., Any], payload: dict[str, Any], emit: Emit) -> dict[str, Any]:
+def _once(adapter: Adapter, function: Callable[..., Any], payload: dict[str, Any], emit: Emit) -> dict[str, Any]:
     try:
-        return {"value": await adapter(function, payload, emit)}
+        return {"value": adapter(function, payload, emit)}
     except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001 - user code may raise anything
         return {"failure": _failure(error)}
+
+
+def _awaited(runner: asyncio.Runner, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as a plain one; what it returns is awaited on the worker's loop where it can be."""
+
+    def call(*arguments: Any) -> Any:
+        value = function(*arguments)
+        if not inspect.isawaitable(value):
+            return value
+        value, error = runner.run(_outcome(value))
+        if error is not None:
+            raise error
+        return value
+
+    return call
+
+
+async def _outcome(work: Awaitable[Any]) -> tuple[Any, BaseException | None]:
+    """Value or error of the work, and an end to the tasks that it leaves behind."""
+    try:
+        return await work, None
+    except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001 - an exit would stop the loop
+        return None, error
     finally:
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
@@ -85,7 +113,7 @@ def _failure(error: BaseException) -> dict[str, Any]:
 def _packed(reply: dict[str, Any]) -> bytes:
     try:
         return pack(reply)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         problem = TypeError(
             f"the returned value can not be sent: {error}; return numbers, strings, lists and dicts only"
         )

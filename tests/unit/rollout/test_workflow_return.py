@@ -34,17 +34,17 @@ def test_anything_else_is_refused_by_name(value: object, words: str):
         returned(value)
 
 
-async def test_the_adapter_hands_over_task_and_policy():
+def test_the_adapter_hands_over_task_and_policy():
     seen: list[dict[str, object]] = []
 
-    async def run(task: dict[str, int], policy: Policy) -> float:
+    def run(task: dict[str, int], policy: Policy) -> float:
         assert policy.models == ("a", "b")
         assert (policy.model, policy.is_eval, policy.seed) == ("a", True, 7)
         policy.log({"role": "user", "content": "hi"})
         return task["worth"]
 
     part = Part("http://x/v1", "key", ("a", "b"), seed=7, ticket="g-0.0.0", is_eval=True)
-    assert (await play(run, part.payload({"worth": 3}), seen.append))["reward"] == 3.0
+    assert play(run, part.payload({"worth": 3}), seen.append)["reward"] == 3.0
     assert seen == [{"role": "user", "content": "hi"}]
 
 

@@ -34,6 +34,7 @@ async def run(task, policy):
         case "leak": LEAK.append(bytearray(300 << 20))
         case "leave a task": LEAK.append(asyncio.create_task(asyncio.sleep(1000)))
         case "object": return {"result": object()}
+        case "large number": return {"result": 2**70}
         case "grandchild":
             child = subprocess.Popen(["sleep", "100"])
             policy.log({"child": child.pid})
@@ -52,6 +53,16 @@ async def run(task, policy):
 
 def plain(task, policy):
     return {"reward": 0.5, "metrics": {"turns": 2}}
+
+async def half():
+    await asyncio.sleep(0)
+    return 0.5
+
+def loops(task, policy):
+    return asyncio.run(half())
+
+def passes_on(task, policy):
+    return half()
 """
 
 ADAPTER = "agentjet.rollout.workflow:play"
@@ -103,6 +114,14 @@ async def test_a_plain_function_is_run_too(agent: Path):
     assert done.value == {"reward": 0.5, "metrics": {"turns": 2.0}, "result": None}
 
 
+@pytest.mark.parametrize("name", ["loops", "passes_on"])
+async def test_a_plain_function_may_run_a_loop_or_return_what_is_awaited(agent: Path, name: str):
+    async with open_pool(f"{agent}:{name}") as pool:
+        (first, _), (second, _) = await play(pool), await play(pool)
+    assert first.failure is second.failure is None
+    assert first.value == second.value == {"reward": 0.5, "metrics": {}, "result": None}
+
+
 @pytest.mark.parametrize(
     ("do", "kind", "words"),
     [
@@ -111,6 +130,7 @@ async def test_a_plain_function_is_run_too(agent: Path):
         ("raise", "KeyError", "no such tool"),
         ("sysexit", "SystemExit", "4"),
         ("object", "TypeError", "can not be sent"),
+        ("large number", "TypeError", "can not be sent"),
     ],
 )
 async def test_a_fault_costs_one_piece_of_work(pool: WorkerPool, do: str, kind: str, words: str):
