@@ -51,6 +51,14 @@ _GROUPS = {
             "export": ("agentjet.cli.checkpoint:export", "Write a model in the Hugging Face format."),
         },
     ),
+    "dead": (
+        "Episodes that got no reward.",
+        {
+            "ls": ("agentjet.cli.dead:ls", "List the slots that died, and why."),
+            "show": ("agentjet.cli.dead:show", "Every offer of a slot: claims, ends, faults."),
+            "retry": ("agentjet.cli.dead:retry", "Play a dead group's task once more."),
+        },
+    ),
     "runs": (
         "Runs on a server.",
         {

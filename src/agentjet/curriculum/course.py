@@ -18,7 +18,7 @@ from agentjet.curriculum.dataset import TaskOrder, task_seed
 from agentjet.curriculum.plan import EvalPlan
 from agentjet.errors import ConfigError, FencedError
 from agentjet.schemas.claim import OfferRequest
-from agentjet.schemas.ids import RunId, Version
+from agentjet.schemas.ids import GroupId, RunId, Version, group_id
 from agentjet.schemas.ledger import CurriculumStart, GroupDrop, GroupIssue, LearnerStart, LearnerStep
 from agentjet.schemas.record import Record
 from agentjet.schemas.subject import CURRICULUM
@@ -47,6 +47,8 @@ class Course:
         self._positions: dict[str, int] = {}
         self._client_groups: dict[tuple[str, str], int] = {}
         self._wanted: dict[str, float] = {}
+        self._retries: dict[str, GroupId] = {}
+        self._owed: dict[str, GroupIssue] = {}
         self._last_sequences: dict[str, int] = {}
         last_step = settings.run.num_steps or None
         self._plan = EvalPlan(settings.eval.every_steps, last_step) if settings.eval.pool else None
@@ -120,10 +122,13 @@ class Course:
         self.board.issue(record, time)
         if record.client_group:
             self._client_groups[record.pool, record.client_group] = sequence
+        if record.retry_of:
+            self._retries[record.retry_of] = group_id(record.pool, record.index)
+            self._owed.pop(record.retry_of, None)
         if record.kind is EpisodeKind.TRAIN:
             self._mix.record(record.pool)
             self._wanted.pop(record.pool, None)
-            if record.position >= 0:
+            if record.position >= 0 and not record.retry_of:
                 self._positions[record.pool] = record.position + 1
 
     def task_of(self, issue: GroupIssue) -> Mapping[str, Any]:
@@ -138,6 +143,14 @@ class Course:
     def client_issue(self, pool: str, client_group: str) -> int | None:
         """LEDGER sequence of the group that a client's name stands for, if it was issued."""
         return self._client_groups.get((pool, client_group))
+
+    def retry_of(self, group: str) -> GroupId | None:
+        """The group that plays a dead group's task again, if it was issued."""
+        return self._retries.get(group)
+
+    def owe(self, dead: GroupIssue) -> None:
+        """A group's task is to be played again: its retry comes before new tasks of its pool."""
+        self._owed.setdefault(group_id(dead.pool, dead.index), dead)
 
     def load(self, model: str) -> ModelLoad:
         """The state of a model's admission."""
@@ -163,9 +176,12 @@ class Course:
     def _position(self, pool: str) -> int:
         return self._positions.get(pool, 0)
 
+    def _owed_to(self, pool: str) -> tuple[str, GroupIssue] | None:
+        return next(((group, issue) for group, issue in self._owed.items() if issue.pool == pool), None)
+
     def _has_next_task(self, pool: str) -> bool:
         order = self.orders.get(pool)
-        return order is not None and order.has(self._position(pool))
+        return self._owed_to(pool) is not None or (order is not None and order.has(self._position(pool)))
 
     def _eligible(self, now: float) -> list[str]:
         self._wanted = {pool: at for pool, at in self._wanted.items() if now - at < OFFER_MEMORY_SECONDS}
@@ -180,6 +196,10 @@ class Course:
         pool = self._mix.pick(self._eligible(now))
         if pool is None or not self._has_next_task(pool):
             return None
+        owed = self._owed_to(pool)
+        if owed is not None:
+            group, dead = owed
+            return self._issue(pool, position=dead.position, size=dead.size, seed=dead.seed, retry_of=group)
         return self._issue(pool, position=self._position(pool), size=self.settings.pools[pool].group_size)
 
     def offered(self, request: OfferRequest, now: float) -> GroupIssue | None:
@@ -291,9 +311,12 @@ class Course:
 
     # The end
 
+    def is_final(self, pool: str) -> bool:
+        """Whether all groups that a model of the pool still trains are out."""
+        return any(self.load(model).is_final for model in self.settings.trained_models(pool))
+
     def _is_exhausted(self, pool: str) -> bool:
-        models = self.settings.trained_models(pool)
-        if any(self.load(model).is_final for model in models):
+        if self.is_final(pool):
             return True
         return pool in self.orders and not self._has_next_task(pool)
 

@@ -22,6 +22,7 @@ from agentjet.curriculum.course import Course, load_orders
 from agentjet.curriculum.dataset import load_tasks
 from agentjet.curriculum.outlook import Outlook
 from agentjet.curriculum.purge import Purge
+from agentjet.curriculum.retry import RetryDesk
 from agentjet.curriculum.service import ClaimDesk, serving
 from agentjet.curriculum.sweep import Sweep, publish_tickets
 from agentjet.errors import BusError, BusUnavailableError, FencedError, RecordError, RecordTooLargeError
@@ -88,6 +89,7 @@ class Curriculum:
         self._outlook = Outlook(self._course, self._clock, settings.streams.admission_stop_ratio)
         self._lock = asyncio.Lock()
         self._wake = asyncio.Event()
+        self._retries = RetryDesk(bus, run, self._course, self._wake.set)
         self._is_chain_stale = False
         self._fenced: FencedError | None = None
         self._ledger_sequence = 0
@@ -103,7 +105,9 @@ class Curriculum:
         await self._recover()
         try:
             async with (
-                serving(self._bus, self._run, self._desk, self._offer, tuple(self._settings.pools)),
+                serving(
+                    self._bus, self._run, self._desk, self._offer, self._retries.retry, tuple(self._settings.pools)
+                ),
                 asyncio.TaskGroup() as group,
             ):
                 jobs = [

@@ -1,4 +1,4 @@
-"""The curriculum's services: claims, key checks, and tickets for clients with tasks of their own.
+"""The curriculum's services: claims, key checks, tickets for clients with tasks of their own, retries of the dead.
 
 Invariants:
 
@@ -30,6 +30,8 @@ from agentjet.schemas.claim import (
     ClaimRequest,
     OfferReply,
     OfferRequest,
+    RetryReply,
+    RetryRequest,
 )
 from agentjet.schemas.ids import RunId, TicketName
 from agentjet.schemas.subject import Stream, stream_name
@@ -41,6 +43,7 @@ QUEUE = "curriculum"
 _MAX_TRIES = 8
 
 Offer = Callable[[OfferRequest], Awaitable[OfferReply]]
+Retry = Callable[[RetryRequest], Awaitable[RetryReply]]
 
 
 class ClaimDesk:
@@ -139,11 +142,14 @@ class ClaimDesk:
 
 
 @asynccontextmanager
-async def serving(bus: Bus, run: RunId, desk: ClaimDesk, offer: Offer, pools: tuple[str, ...]) -> AsyncGenerator[None]:
+async def serving(
+    bus: Bus, run: RunId, desk: ClaimDesk, offer: Offer, retry: Retry, pools: tuple[str, ...]
+) -> AsyncGenerator[None]:
     """Answer requests while the context is open; `offer` answers those of clients with own tasks."""
     handlers = {
         subject.claim_service(run): answering(ClaimRequest, desk.claim),
         subject.authorize_service(run): answering(AuthorizeRequest, desk.authorize),
+        subject.retry_service(run): answering(RetryRequest, retry),
     }
     handlers |= {subject.offer_service(run, pool): answering(OfferRequest, offer) for pool in pools}
     async with AsyncExitStack() as stack:

@@ -95,3 +95,24 @@ class OfferReply(Record):
     reason: str = ""
     """"full": no room within the staleness bound, ask again; otherwise a sentence."""
     tickets: Annotated[tuple[Ticket, ...], AsTuple] = ()
+
+
+class RetryRequest(Record):
+    """Someone asks to play the task of a group with a dead slot once more."""
+
+    schema_name = "retry_request"
+
+    run: RunId
+    group: str
+
+
+class RetryReply(Record):
+    """The new group, or why there is none now."""
+
+    schema_name = "retry_reply"
+
+    granted: bool
+    reason: str = ""
+    """"full": it waits for room within the staleness bound, ask again; "busy": ask again; otherwise a sentence."""
+    group: str = ""
+    """A group has one retry: asking again gives the same."""

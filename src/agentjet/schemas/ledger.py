@@ -116,6 +116,8 @@ class GroupIssue(Record):
     task: dict[str, Any] | None = None
     """Only a client's own task; others come from the data set."""
     client_group: str = ""
+    retry_of: str = ""
+    """The group with a dead slot whose task and seed this one has again."""
     sampling: Sampling = Field(default_factory=Sampling)
     deadline_seconds: float
     max_offers: int

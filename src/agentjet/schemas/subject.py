@@ -177,6 +177,11 @@ def authorize_service(run: RunId) -> str:
     return f"aj.{run}.rpc.authorize"
 
 
+def retry_service(run: RunId) -> str:
+    """Request subject for groups with dead slots (RetryRequest to RetryReply)."""
+    return f"aj.{run}.rpc.retry"
+
+
 def offer_service(run: RunId, pool: str) -> str:
     """Request subject for a client's own tasks (OfferRequest to OfferReply)."""
     return f"aj.{run}.offer.{pool}"
