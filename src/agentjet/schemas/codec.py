@@ -5,6 +5,7 @@ error. Decoding never raises anything else.
 """
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
 from typing import TypeVar, cast
 
@@ -39,9 +40,15 @@ _unpack = cast("Callable[..., object]", msgpack.unpackb)  # pyright: ignore[repo
 
 def registry() -> Mapping[str, type[Record]]:
     """Every record class by schema name."""
+    _import_all()
+    return REGISTRY
+
+
+@cache
+def _import_all() -> None:
+    """Once: looking the modules up takes longer than decoding a record."""
     for module in MODULES:
         import_module(f"agentjet.schemas.{module}")
-    return REGISTRY
 
 
 def encode(record: Record, *, max_bytes: int | None = None) -> tuple[dict[str, str], bytes]:
