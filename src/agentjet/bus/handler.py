@@ -27,6 +27,9 @@ Handle = Callable[[StoredMessage], Awaitable[None]]
 OnPoison = Callable[[StoredMessage, Exception], Awaitable[None]]
 
 _FETCH_SECONDS = 1.5
+_GATHER_SECONDS = 0.003
+"""Pause before the next fetch when the last one brought little: a request to the server costs more than a message."""
+_LITTLE = 16
 _HAND_BACK_SECONDS = 2.0
 """Longer than a fetch: one of ours that was cancelled may still stand at the server and would swallow the message."""
 _BUS_DELAY_SECONDS = 1.0
@@ -66,6 +69,8 @@ class _Stage:
     on_state: Callable[[ConsumeState], None] | None
     crashes: dict[int, int] = field(default_factory=dict[int, int])
     """By sequence: in a queue of questions many messages share a subject."""
+    running: dict[int, Delivery] = field(default_factory=dict[int, Delivery])
+    """By sequence."""
     num_running: int = 0
     num_handled: int = 0
     num_crashed: int = 0
@@ -91,7 +96,7 @@ class _Stage:
     async def settle(self, delivery: Delivery) -> None:
         """Handle one delivery to its acknowledgement; never raises but for cancellation and a lost bus."""
         message = delivery.message
-        beat = asyncio.ensure_future(_keep_in_progress(delivery, self.in_progress_seconds))
+        self.running[message.sequence] = delivery
         try:
             await self._try(delivery, message)
         except asyncio.CancelledError:
@@ -102,7 +107,18 @@ class _Stage:
         except BusError as error:
             log.warning("could not settle a message; it comes again", stage=self.name, error=str(error))
         finally:
-            beat.cancel()
+            if self.running.get(message.sequence) is delivery:
+                del self.running[message.sequence]
+
+    async def keep_in_progress(self) -> None:
+        """Restart the clocks of running messages, for ever: one task for all, as most messages are done at once."""
+        while True:
+            await asyncio.sleep(self.in_progress_seconds)
+            for delivery in list(self.running.values()):
+                try:
+                    await delivery.in_progress()
+                except BusError as error:
+                    log.warning("could not keep a message in progress", stage=self.name, error=str(error))
 
     async def _try(self, delivery: Delivery, message: StoredMessage) -> None:
         try:
@@ -189,6 +205,7 @@ async def consume(
 
     try:
         async with asyncio.TaskGroup() as group:
+            group.create_task(stage.keep_in_progress())
             while True:
                 stage.tell("a free handler" if free.locked() else "a message")
                 await free.acquire()
@@ -204,7 +221,7 @@ async def consume(
                 if places and not deliveries:
                     places.release()
                 # `num_running` counts only started tasks; let the new ones start before the next count.
-                await asyncio.sleep(0)
+                await asyncio.sleep(0 if len(deliveries) >= min(num_free, _LITTLE) else _GATHER_SECONDS)
     except* BusUnavailableError as gone:
         raise gone.exceptions[0] from None
 
@@ -226,12 +243,3 @@ async def _fetch(consumer: Consumer, num_free: int, stage: _Stage) -> list[Deliv
         log.warning("fetch failed", stage=stage.name, error=str(error))
         await asyncio.sleep(_BUS_DELAY_SECONDS)
         return []
-
-
-async def _keep_in_progress(delivery: Delivery, every_seconds: float) -> None:
-    while True:
-        await asyncio.sleep(every_seconds)
-        try:
-            await delivery.in_progress()
-        except BusError as error:
-            log.warning("could not keep a message in progress", subject=delivery.message.subject, error=str(error))
