@@ -6,6 +6,7 @@ a redelivered score finds the same record already stored.
 
 import asyncio
 import time
+from collections.abc import Sequence
 from functools import partial
 
 from agentjet.actors.process import Actor, main
@@ -15,13 +16,16 @@ from agentjet.bus.record import put_once, read_as
 from agentjet.merging.timeline import merge_episode, tombstone
 from agentjet.schemas import subject
 from agentjet.schemas.call import Call
-from agentjet.schemas.ids import RunId, TicketId
+from agentjet.schemas.ids import CallId, RunId, TicketId, is_token
 from agentjet.schemas.sample import Sample, Tombstone, TombstoneReason
 from agentjet.schemas.score import Outcome, Score
 from agentjet.schemas.subject import Stream, stream_name
 from agentjet.schemas.task import EpisodeKind
 
 CALL_WAIT_SECONDS = 60.0
+INLINE_TOKENS = 4_096
+"""An episode with fewer tokens is merged at once: that takes less time than to wake a thread takes others."""
+CONCURRENCY = 64
 
 
 class Merger:
@@ -55,7 +59,8 @@ class Merger:
             else:
                 calls = await self._calls(score, model)
                 merge = partial(merge_episode, calls, ticket=ticket, model=model, score=score)
-                await self._store(await asyncio.to_thread(merge))
+                num_tokens = sum(len(call.prompt_ids) + len(call.completion_ids) for call in calls)
+                await self._store(merge() if num_tokens < INLINE_TOKENS else await asyncio.to_thread(merge))
 
     async def poison(self, message: StoredMessage, error: Exception) -> None:
         """Close the slots of a score that crashes the merger every time."""
@@ -66,10 +71,14 @@ class Merger:
 
     async def _calls(self, score: Score, model: str) -> list[Call]:
         """The attempt's calls; a call named by the score may still be on its way to this reader."""
-        ticket = score.ticket.id
-        pattern = subject.calls_of(self._run, ticket, score.attempt, model)
-        stored = await self._bus.last_many(stream_name(self._run, Stream.CALLS), [pattern])
-        calls = [await read_as(Call, self._bus, self._run, Stream.CALLS, message) for message in stored.values()]
+        ticket, attempt = score.ticket.id, score.attempt
+        # A client's end may name anything; what is no call id was never stored.
+        named = [CallId(call) for call in score.calls[model] if is_token(call)]
+        calls = await self._read([subject.call(self._run, model, ticket, attempt, call) for call in named])
+        known = {call.call for call in calls}
+        if any(call.parent is not None and call.parent not in known for call in calls):
+            # A parent whose reply never reached the agent is not named.
+            calls = await self._read([subject.calls_of(self._run, ticket, attempt, model)])
         missing = set(score.calls[model]) - {call.call for call in calls}
         if missing:
             since = self._first_missed.setdefault(ticket, time.monotonic())
@@ -78,6 +87,10 @@ class Merger:
         else:
             self._first_missed.pop(ticket, None)
         return calls
+
+    async def _read(self, subjects: Sequence[str]) -> list[Call]:
+        stored = await self._bus.last_many(stream_name(self._run, Stream.CALLS), subjects)
+        return [await read_as(Call, self._bus, self._run, Stream.CALLS, message) for message in stored.values()]
 
     async def _store(self, record: Sample | Tombstone) -> None:
         to = subject.sample(self._run, record.model, record.slot)
@@ -89,7 +102,9 @@ async def run(actor: Actor) -> None:
     merger = Merger(actor.bus, actor.run)
     actor.metrics, actor.state = merger.metrics, "busy"
     consumer = await actor.bus.consumer(stream_name(actor.run, Stream.SCORES), "merger")
-    await consume(consumer, merger.handle, name="merger", on_poison=merger.poison, concurrency=16, on_state=merger.note)
+    await consume(
+        consumer, merger.handle, name="merger", on_poison=merger.poison, concurrency=CONCURRENCY, on_state=merger.note
+    )
 
 
 if __name__ == "__main__":

@@ -81,6 +81,9 @@ class StreamReader:
 
     async def last_many(self, stream: str, subjects: Sequence[str]) -> dict[str, StoredMessage]:
         """The newest message of each subject or wildcard."""
+        if len(subjects) == 1 and not _is_wildcard(subjects[0]):
+            message = await self.last(stream, subjects[0])
+            return {message.subject: message} if message else {}
         if not await self.is_direct(stream):
             return await self._last_many_by_get(stream, subjects)
         found: dict[str, StoredMessage] = {}
@@ -94,7 +97,7 @@ class StreamReader:
         return found
 
     async def _last_many_by_get(self, stream: str, subjects: Sequence[str]) -> dict[str, StoredMessage]:
-        wildcards = [s for s in subjects if "*" in s or ">" in s]
+        wildcards = [s for s in subjects if _is_wildcard(s)]
         gate = asyncio.Semaphore(_PARALLEL_GETS)
 
         async def one(subject: str) -> StoredMessage | None:
@@ -302,6 +305,10 @@ class StreamReader:
 
 class TruncatedError(BusError):
     """A stream lost messages that were already read (power loss) or was deleted."""
+
+
+def _is_wildcard(subject: str) -> bool:
+    return "*" in subject or ">" in subject
 
 
 def _bodies(replies: Sequence[Msg]) -> list[Msg]:

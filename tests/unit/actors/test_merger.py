@@ -1,6 +1,7 @@
 """The merging stage: exactly one record for each slot and model, a function of the score."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
@@ -11,6 +12,7 @@ from agentjet.bus.handler import PostponeError, consume
 from agentjet.bus.memory import MemoryBus
 from agentjet.bus.protocol import StoredMessage
 from agentjet.bus.record import put, read, stream_specs
+from agentjet.merging.timeline import merge_episode
 from agentjet.schemas import subject
 from agentjet.schemas.call import Call, FinishReason, Usage
 from agentjet.schemas.episode import Fault
@@ -58,7 +60,7 @@ def score(outcome: Outcome = Outcome.SCORED, calls: dict[str, tuple[str, ...]] |
     )
 
 
-async def put_call(bus: MemoryBus, call: str, model: str = "a", attempt: int = 7) -> None:
+async def put_call(bus: MemoryBus, call: str, model: str = "a", attempt: int = 7, parent: str | None = None) -> None:
     record = Call(
         run=RUN,
         call=CallId(call),
@@ -67,6 +69,7 @@ async def put_call(bus: MemoryBus, call: str, model: str = "a", attempt: int = 7
         model=model,
         engine="e",
         generation="g",
+        parent=None if parent is None else CallId(parent),
         prompt_ids=(1, 2, 3),
         completion_ids=(4, 5),
         logprobs=(-1.0, -2.0),
@@ -141,6 +144,32 @@ async def test_t8_only_the_ending_attempt_s_calls_are_merged(bus: MemoryBus):
     await Merger(bus, RUN).handle(await stored_score(bus, score(calls={"a": ("new",)})))
     sample = await slot_record(bus, "a")
     assert isinstance(sample, Sample) and [call.call for call in sample.calls] == ["new"]
+
+
+async def test_a_parent_that_the_end_does_not_name_still_rebuilds_the_prompt(bus: MemoryBus):
+    await put_call(bus, "unanswered")
+    await put_call(bus, "c2", parent="unanswered")
+    await Merger(bus, RUN).handle(await stored_score(bus, score(calls={"a": ("c2",)})))
+    sample = await slot_record(bus, "a")
+    assert isinstance(sample, Sample) and [call.call for call in sample.calls] == ["c2"]
+    assert sample.segments[0].ids == (1, 2, 3, 4, 5, 1, 2, 3, 4, 5)
+
+
+@pytest.mark.parametrize("inline_tokens", [0, 1_000])
+async def test_a_large_episode_is_merged_in_a_thread_and_a_small_one_at_once(
+    bus: MemoryBus, monkeypatch: pytest.MonkeyPatch, inline_tokens: int
+):
+    threads: list[bool] = []
+
+    def merge(*args: object, **options: object) -> Sample:
+        threads.append(threading.current_thread() is not threading.main_thread())
+        return merge_episode(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(merger_module, "INLINE_TOKENS", inline_tokens)
+    monkeypatch.setattr(merger_module, "merge_episode", merge)
+    await put_call(bus, "c1")
+    await Merger(bus, RUN).handle(await stored_score(bus, score(calls={"a": ("c1",)})))
+    assert threads == [inline_tokens == 0]
 
 
 async def test_a_call_that_is_not_stored_yet_is_waited_for(bus: MemoryBus):
