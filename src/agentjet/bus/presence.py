@@ -4,6 +4,9 @@ Key of a heartbeat: `<kind>.<name>`. One of another AgentJet version is left out
 in the streams.
 """
 
+import os
+import socket
+
 from agentjet.bus.protocol import Bus
 from agentjet.errors import RecordError
 from agentjet.schemas import subject
@@ -13,6 +16,17 @@ from agentjet.schemas.presence import Presence
 
 TTL_SECONDS = 5.0
 """A heartbeat lives this long after it was renewed."""
+
+
+def has_ended(presence: Presence) -> bool:
+    """Whether a heartbeat outlived its process, as far as this host can tell."""
+    if presence.host != socket.gethostname():
+        return False
+    try:
+        os.kill(presence.pid, 0)
+    except OSError as error:
+        return isinstance(error, ProcessLookupError)
+    return False
 
 
 async def renew(bus: Bus, presence: Presence) -> None:

@@ -23,7 +23,7 @@ import structlog
 
 from agentjet.accounting.ledger import CurriculumView, LedgerView
 from agentjet.bus.ledger import LedgerChain
-from agentjet.bus.presence import live_actors
+from agentjet.bus.presence import has_ended, live_actors
 from agentjet.bus.protocol import Bus, StoredMessage
 from agentjet.bus.record import read, read_as
 from agentjet.config import SwarmSettings
@@ -110,7 +110,8 @@ class Incarnation:
     async def _other(self) -> Presence | None:
         live = await live_actors(self._bus, self._run, "learner")
         others = (one for one in live if self._model in one.models and one.name != self._name)
-        return next(others, None)
+        # A killed predecessor need not fade from the bus first.
+        return next((one for one in others if not has_ended(one)), None)
 
     async def _begin(self) -> None:
         """Read the ledger, restore the base, append the start, publish the head."""

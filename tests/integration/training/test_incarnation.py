@@ -2,6 +2,9 @@
 
 import asyncio
 import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,7 @@ from learner_run import (
 )
 
 from agentjet.bus.memory import MemoryBus
+from agentjet.bus.presence import renew
 from agentjet.bus.record import put, stream_specs
 from agentjet.config import CheckpointSettings
 from agentjet.errors import CheckpointError, FencedError
@@ -177,6 +181,31 @@ async def test_a_learner_refuses_to_start_beside_a_living_one(
     with pytest.raises(FencedError, match=r"alive on far \(pid 7\)"):
         await Incarnation(memory_bus, run, MODEL, settings(tmp_path, model_folder), name="one").run()
     assert await ledger(memory_bus, run) == []
+
+
+async def test_a_learner_does_not_wait_for_the_heartbeat_of_a_killed_one(
+    memory_bus, run, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agentjet.training.incarnation.PREDECESSOR_SECONDS", 0.0)
+    killed = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    dead = Presence(
+        run=run,
+        actor="learner",
+        name="other",
+        models=(MODEL,),
+        host=socket.gethostname(),
+        pid=killed.pid,
+        started=0.0,
+        state="busy",
+    )
+    await renew(memory_bus, dead)
+    of = settings(tmp_path, model_folder)
+    with killed:
+        with pytest.raises(FencedError, match=f"pid {killed.pid}"):
+            await Incarnation(memory_bus, run, MODEL, of, name="one").run()
+        killed.kill()
+    async with living(memory_bus, run, of):
+        await until(lambda: has_weights(memory_bus, run, "1-0"))
 
 
 async def test_a_log_that_lost_its_end_is_refused(memory_bus, run, tmp_path: Path, model_folder: Path):
