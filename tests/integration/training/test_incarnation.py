@@ -187,7 +187,7 @@ async def test_a_learner_does_not_wait_for_the_heartbeat_of_a_killed_one(
     memory_bus, run, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("agentjet.training.incarnation.PREDECESSOR_SECONDS", 0.0)
-    killed = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    killed = await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=subprocess.PIPE)
     dead = Presence(
         run=run,
         actor="learner",
@@ -200,10 +200,10 @@ async def test_a_learner_does_not_wait_for_the_heartbeat_of_a_killed_one(
     )
     await renew(memory_bus, dead)
     of = settings(tmp_path, model_folder)
-    with killed:
-        with pytest.raises(FencedError, match=f"pid {killed.pid}"):
-            await Incarnation(memory_bus, run, MODEL, of, name="one").run()
-        killed.kill()
+    with pytest.raises(FencedError, match=f"pid {killed.pid}"):
+        await Incarnation(memory_bus, run, MODEL, of, name="one").run()
+    killed.kill()
+    await killed.wait()
     async with living(memory_bus, run, of):
         await until(lambda: has_weights(memory_bus, run, "1-0"))
 
