@@ -6,7 +6,7 @@ is told `superseded`. An end without a single model call is never a sample: it f
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -15,7 +15,7 @@ from agentjet.bus.record import put_once
 from agentjet.errors import BusError, BusUnavailableError, RecordError
 from agentjet.rollout.stage import Play
 from agentjet.schemas import subject
-from agentjet.schemas.episode import EndReply, EndStatus, Episode, Fault
+from agentjet.schemas.episode import CONTEXT, PROMPT_TOO_LONG, EndReply, EndStatus, Episode, Fault
 from agentjet.schemas.ids import RunId
 from agentjet.schemas.subject import Stream
 from agentjet.schemas.task import EpisodeKind, Ticket
@@ -29,6 +29,10 @@ _STORE_AGAIN_SECONDS = 1.0
 NO_CALLS = Fault(
     kind="no_model_calls",
     message="0 model calls captured: the agent has to call its models at policy.base_url with policy.api_key",
+)
+TOO_LONG = Fault(
+    kind=PROMPT_TOO_LONG,
+    message="the first prompt alone leaves no room in the model's context; the task is skipped",
 )
 
 
@@ -73,9 +77,9 @@ def ended(ticket: Ticket, attempt: int, captured: Captured, play: Play, *, worke
         status=status,
         calls={model: tuple(calls) for model, calls in captured.calls.items() if calls},
         reward=play.reward,
-        result=play.result,
+        result=_with_text_keys(play.result),
         metrics=play.metrics,
-        transcript=play.transcript,
+        transcript=tuple(_with_text_keys(message) for message in play.transcript),
         stop_reason=captured.stop_reason,
         fault=fault,
         agent_digest=play.digest,
@@ -84,11 +88,23 @@ def ended(ticket: Ticket, attempt: int, captured: Captured, play: Play, *, worke
     )
 
 
+def _with_text_keys(value: Any) -> Any:
+    """What an agent gave, as a record can carry it: maps there have texts as keys, as JSON's have."""
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else str(key): _with_text_keys(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_text_keys(one) for one in value]
+    return value
+
+
 def _verdict(ticket: Ticket, captured: Captured, play: Play) -> tuple[EndStatus, Fault | None]:
+    is_silent = not any(captured.calls.values())
+    if is_silent and captured.stop_reason == CONTEXT:
+        return EndStatus.FAILED, TOO_LONG
     if play.failure is not None:
         fault = Fault(kind=play.failure.kind, message=play.failure.message[:_MAX_MESSAGE])
         return (EndStatus.ABORTED if play.failure.is_abort else EndStatus.FAILED), fault
-    if ticket.kind is EpisodeKind.TRAIN and not any(captured.calls.values()):
+    if ticket.kind is EpisodeKind.TRAIN and is_silent:
         return EndStatus.FAILED, NO_CALLS
     return EndStatus.COMPLETED, None
 

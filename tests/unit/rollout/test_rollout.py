@@ -37,6 +37,9 @@ async def run(task, policy):
         case "raise": raise RuntimeError("tool server is gone")
         case "abort": policy.abort("not today")
         case "wait": await asyncio.sleep(0.3)
+        case "numbers":
+            policy.log({1: {2: "two"}})
+            return {"reward": 1.0, "result": {"board": [{3: {4: "four"}}]}}
         case "long": await asyncio.sleep(60)
     return {"reward": 0.5, "metrics": {"turns": 3}, "result": {"said": policy.models}}
 """
@@ -183,6 +186,16 @@ async def test_an_agents_fault_is_its_episodes_fault(
     assert (bad.status, bad.fault.kind, bad.reward) == (status, kind, None)
     assert len(bad.transcript) == 1
     assert good.status is EndStatus.COMPLETED
+
+
+async def test_keys_that_are_no_text_become_text(bus: MemoryBus, tmp_path: Path):
+    async with playing(bus, tmp_path, FakeGateway()) as rollout:
+        await offer(bus, ticket(0, "numbers"))
+        episode = await end_of(bus, ticket(0).id)
+        await until_no_tasks(bus)
+        assert rollout.metrics()["num_played"] == 1
+    assert episode.transcript[1] == {"1": {"2": "two"}}
+    assert episode.result == {"board": [{"3": {"4": "four"}}]}
 
 
 async def test_t13_an_episode_without_a_model_call_fails_by_name(bus: MemoryBus, tmp_path: Path):
