@@ -17,9 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from agentjet.algorithm.advantage import call_advantages, group_has_signal
@@ -38,6 +40,7 @@ from agentjet.training.snapshot import Snapshot, weights_digest, write_snapshot
 from agentjet.training.tree_forward import tree_input, tree_logprobs
 
 Groups = Sequence[Sequence[Sample]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,13 @@ class _Work:
     num_tree_tokens: int = 0
     num_row_tokens: int = 0
     num_packs: int = 0
+
+    def add(self, other: "_Work") -> None:
+        """Takes in what another rank computed."""
+        self.sums.add(other.sums)
+        self.num_tree_tokens += other.num_tree_tokens
+        self.num_row_tokens += other.num_row_tokens
+        self.num_packs += other.num_packs
 
     def speed(self, seconds: float) -> dict[str, float]:
         """Figures of the computed forests; nothing was computed where no sample had an advantage."""
@@ -152,6 +162,7 @@ class Trainer:
                 self._update(groups, range(part, len(groups), num_updates), advantages, proximal, work)
                 for part in range(num_updates)
             ]
+            work = self._whole(work)
         applied = [norm for norm in norms if norm is not None]
         self.num_skipped_in_a_row = 0 if applied else self.num_skipped_in_a_row + 1
         metrics = {
@@ -262,7 +273,12 @@ class Trainer:
                 logprob, _ = self._forward(samples, _Work(TermSums()))
                 parts = logprob.split([len(sample.term_logprob) for sample in samples])
                 found.update(zip(packed, parts, strict=True))
-        return found
+        # A mini-batch is packed anew, so other ranks' members may become this one's.
+        return {
+            member: logprob.to(self.device)
+            for part in self._of_ranks({member: logprob.cpu() for member, logprob in found.items()})
+            for member, logprob in part.items()
+        }
 
     def _by_term(self, samples: Sequence[Sample], values: Sequence[Sequence[float]]) -> Tensor:
         """[terms] a value of each call, repeated over its terms."""
@@ -273,6 +289,17 @@ class Trainer:
             for _ in range(call.num_terms)
         ]
         return torch.tensor(spread, dtype=torch.float32, device=self.device)
+
+    def _whole(self, work: _Work) -> _Work:
+        """The figures of all ranks together, in the order of the ranks."""
+        first, *others = self._of_ranks(work)
+        for other in others:
+            first.add(other)
+        return first
+
+    def _of_ranks(self, own: T) -> list[T]:
+        """What every rank holds, by rank."""
+        return [own] if self.accelerator.num_processes == 1 else gather_object([own])
 
     def _add_ranks(self) -> None:
         """Sums the gradients of all ranks; each computed its packs of one and the same sum."""

@@ -36,13 +36,16 @@ folder, out = sys.argv[1:]
 # A large epsilon makes the first update proportional to the gradient.
 smooth = {"learning_rate": 1.0, "adam_epsilon": 1.0, "max_grad_norm": 100.0}
 learner = LearnerSettings(precision="float32", device="cpu", pack_tokens=12, **smooth)
-for aggregation in ("token_mean", "sequence_mean"):
+for aggregation, num_minibatches in (("token_mean", 1), ("sequence_mean", 1), ("token_mean", 3)):
+    learner = learner.model_copy(update={"num_minibatches": num_minibatches})
     trainer = Trainer(folder, learner, AlgorithmSettings(aggregation=aggregation), engine_dtype="float32")
     result = trainer.step([[sample(group, member) for member in range(4)] for group in range(3)])
-    name = f"{aggregation}-{trainer.accelerator.process_index}"
+    name = f"{aggregation}-{num_minibatches}-{trainer.accelerator.process_index}"
     trainer.engine_weights(Path(out) / f"{name}.safetensors")
-    (Path(out) / f"{name}.json").write_text(json.dumps([result.digest, trainer.accelerator.num_processes]))
+    found = [result.digest, trainer.accelerator.num_processes, result.metrics]
+    (Path(out) / f"{name}.json").write_text(json.dumps(found))
 """
+TIMES = {"train_seconds", "tokens_per_second"}
 
 
 def own(rank: int) -> dict[str, str]:
@@ -78,10 +81,17 @@ def test_r2_r11_two_ranks_take_the_step_of_one(tmp_path: Path):
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
     for num_ranks in (1, 2):
         take_step(tmp_path / "model", tmp_path / str(num_ranks), num_ranks)
-    for aggregation in ("token_mean", "sequence_mean"):
-        digests = [json.loads((tmp_path / "2" / f"{aggregation}-{rank}.json").read_text()) for rank in range(2)]
-        assert digests[0] == digests[1]
-        assert digests[0][1] == 2
-        alone, together = (load_file(tmp_path / n / f"{aggregation}-0.safetensors") for n in ("1", "2"))
-        for name, weight in alone.items():
-            torch.testing.assert_close(together[name], weight, rtol=1e-5, atol=1e-6)
+    for name in ("token_mean-1", "sequence_mean-1", "token_mean-3"):
+        _, _, whole = json.loads((tmp_path / "1" / f"{name}-0.json").read_text())
+        found = [json.loads((tmp_path / "2" / f"{name}-{rank}.json").read_text()) for rank in range(2)]
+        assert found[0][0] == found[1][0]
+        for _, num_processes, metrics in found:
+            assert num_processes == 2
+            assert drop_times(metrics) == pytest.approx(drop_times(whole), rel=1e-4, abs=1e-6)
+        alone, together = (load_file(tmp_path / n / f"{name}-0.safetensors") for n in ("1", "2"))
+        for key, weight in alone.items():
+            torch.testing.assert_close(together[key], weight, rtol=1e-5, atol=1e-6)
+
+
+def drop_times(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if name not in TIMES}
