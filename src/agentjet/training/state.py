@@ -109,8 +109,20 @@ def _copy_model_files(source: Path, target: Path) -> None:
     # The cache's own manifest speaks of the initial weights.
     own = {MANIFEST, STATE, "model.safetensors.index.json", "agentjet-model.json"}
     for path in sorted({path for pattern in MODEL_FILES for path in source.glob(pattern)}):
-        if path.name not in own:
+        if path.name == "config.json":
+            config = _in_float32(json.loads(path.read_text("utf-8"))) | {"dtype": "float32"}
+            (target / path.name).write_text(json.dumps(config, indent=2), "utf-8")
+        elif path.name not in own:
             shutil.copyfile(path, target / path.name)
+
+
+def _in_float32(config: dict[str, Any]) -> dict[str, Any]:
+    """A model's configuration that names the type of the master weights, whatever the model came in."""
+    return {
+        key: "float32" if key == "dtype" else _in_float32(value) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key != "torch_dtype"  # the older name
+    }
 
 
 def _write_tensors(trainer: Trainer, folder: Path) -> None:

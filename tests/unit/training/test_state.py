@@ -1,9 +1,11 @@
 import errno
 import json
 import os
+import shutil
 
 import pytest
 import torch
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
 from agentjet.durable.manifest import verify_files, write_manifest
@@ -55,6 +57,23 @@ def test_the_folder_is_a_model_that_transformers_loads(make_trainer, make_batch,
     for name, weight in trainer.model.named_parameters():
         assert torch.equal(loaded.get_parameter(name), weight)
     assert (tmp_path / "s" / "tokenizer_config.json").is_file()
+
+
+def test_the_configuration_names_the_type_of_the_weights_that_lie_beside_it(make_trainer, model_folder, tmp_path):
+    folder = tmp_path / "half"
+    shutil.copytree(model_folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    half = config | {"dtype": "bfloat16", "torch_dtype": "bfloat16", "text_config": {"dtype": "bfloat16", "n": 1}}
+    (folder / "config.json").write_text(json.dumps(half))
+    trainer = make_trainer()
+    trainer.model_path = folder
+    save_state(trainer, tmp_path / "s", {})
+    written = json.loads((tmp_path / "s" / "config.json").read_text())
+    assert (written["dtype"], written["text_config"]) == ("float32", {"dtype": "float32", "n": 1})
+    assert "torch_dtype" not in written
+    assert written["hidden_size"] == config["hidden_size"]
+    with safe_open(tmp_path / "s" / "model.safetensors", "pt") as file:
+        assert {str(file.get_tensor(name).dtype) for name in file.keys()} == {"torch.float32"}  # noqa: SIM118
 
 
 def test_a_manifest_lists_every_other_file(make_trainer, tmp_path):
