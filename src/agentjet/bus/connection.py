@@ -13,6 +13,7 @@ It knows subjects and replies, not streams or records.
 import asyncio
 import itertools
 import json
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -54,7 +55,9 @@ class NatsConnection:
         self._closing = False
         self._refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._error: str | None = None
-        self._permission_error: str | None = None
+        self._permission_error = ""
+        self._permission_time = -math.inf
+        """Loop time at which the server denied it."""
         self._sinks: dict[str, Callable[[Msg | None], None]] = {}
         self._tokens = itertools.count()
         self._inbox = ""
@@ -190,8 +193,11 @@ class NatsConnection:
 
     def timed_out(self, what: str, timeout_seconds: float) -> BusTimeoutError:
         """The error for a wait that ended; names a missing permission, which the server reports only on the side."""
-        why = self.last_error or self._permission_error or "a missing permission looks like this too"
-        return BusTimeoutError(f"{what}: no answer within {timeout_seconds:g} s ({why})")
+        # Only one that was denied while this was waited for can be the reason.
+        waited_from = asyncio.get_running_loop().time() - timeout_seconds - _LOOK_SECONDS
+        denied = self._permission_error if self._permission_time >= waited_from else ""
+        why = self.last_error or denied or "a missing permission looks like this too"
+        return BusTimeoutError(f"{what}: no answer within {timeout_seconds:.3g} s ({why})")
 
     async def subscribe(
         self, subject: str, arrive: Callable[[Msg], Awaitable[None]], *, queue: str = ""
@@ -371,7 +377,7 @@ class NatsConnection:
             if not self._refused.done():
                 self._refused.set_result(text)
         elif "permissions violation" in lowered:
-            self._permission_error = text
+            self._permission_error, self._permission_time = text, asyncio.get_running_loop().time()
             log.error("the server denies a permission", error=text)
         elif isinstance(error, nats.errors.SlowConsumerError):
             log.error("messages were dropped: this process reads too slowly", error=text)

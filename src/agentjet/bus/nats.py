@@ -165,9 +165,10 @@ class NatsBus:
                 await self._connection.api(f"STREAM.INFO.{stream}", what=what)
                 is_unheard = True
             except (ConnectionLostError, BusTimeoutError):
-                is_repeat = True
+                is_repeat, is_unheard = True, False
                 continue
             else:
+                is_unheard = False
                 answer: dict[str, Any] = json.loads(message.data)
                 if "error" not in answer or not is_temporary(answer["error"]):
                     return answer, is_repeat
@@ -238,10 +239,12 @@ class NatsBus:
         self, subject: str, payload: bytes, *, headers: Mapping[str, str] | None = None, timeout_seconds: float = 5.0
     ) -> Request:
         self._check_size(subject, payload, headers or {})
+        deadline = asyncio.get_running_loop().time() + timeout_seconds
         if not await self._connection.connected(timeout_seconds):
             raise self._connection.timed_out(f"asking {subject}", timeout_seconds)
         try:
-            answer = await self._connection.ask(subject, payload, headers=headers, timeout_seconds=timeout_seconds)
+            remaining = max(deadline - asyncio.get_running_loop().time(), 0.0)
+            answer = await self._connection.ask(subject, payload, headers=headers, timeout_seconds=remaining)
         except NobodyListensError:
             raise BusError(f"{subject}: nobody answers requests there; is its actor running?") from None
         found = own_headers(answer.headers)

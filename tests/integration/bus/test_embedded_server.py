@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from agentjet.bus.connection import ConnectionLostError
+from agentjet.bus.connection import ConnectionLostError, NobodyListensError
 from agentjet.bus.nats import NatsBus
 from agentjet.bus.protocol import StreamSpec
 from agentjet.bus.pull import PullInbox
@@ -457,3 +457,44 @@ async def test_a_missing_permission_is_named(tmp_path: Path):
         finally:
             process.terminate()
             await process.wait()
+
+
+async def test_a_denied_permission_is_not_blamed_for_a_later_silence(own_bus: NatsBus):
+    await own_bus._connection._on_error(RuntimeError("nats: permissions violation for publish to s.secret"))
+    await own_bus.subscribe("quiet")
+    with pytest.raises(BusTimeoutError, match=r"s\.secret"):
+        await own_bus.request("quiet", b"", timeout_seconds=0.05)
+    await asyncio.sleep(1.2)
+    with pytest.raises(BusTimeoutError, match="a missing permission looks like this too"):
+        await own_bus.request("quiet", b"", timeout_seconds=0.05)
+
+
+async def test_a_request_waits_for_connection_and_answer_together(own_bus: NatsBus, monkeypatch: pytest.MonkeyPatch):
+    async def connected(timeout_seconds: float) -> bool:
+        await asyncio.sleep(0.4)
+        return True
+
+    await own_bus.subscribe("quiet")
+    monkeypatch.setattr(own_bus._connection, "connected", connected)
+    started = time.monotonic()
+    with pytest.raises(BusTimeoutError):
+        await own_bus.request("quiet", b"", timeout_seconds=0.5)
+    assert time.monotonic() - started < 0.8
+
+
+async def test_silence_after_a_slow_start_is_told_from_a_stream_that_is_not_ready(
+    own_bus: NatsBus, monkeypatch: pytest.MonkeyPatch
+):
+    ask, answers = own_bus._connection.ask, [NobodyListensError("JetStream still starts")]
+
+    async def slow(subject: str, *arguments: Any, **options: Any) -> Any:
+        if subject != "s.x":
+            return await ask(subject, *arguments, **options)
+        if answers:
+            raise answers.pop()
+        await asyncio.sleep(0.05)
+        raise BusTimeoutError("silence")
+
+    monkeypatch.setattr(own_bus._connection, "ask", slow)
+    with pytest.raises(BusTimeoutError):
+        await own_bus.publish("s.x", b"", stream="S", timeout_seconds=0.3)
