@@ -8,7 +8,7 @@ from rich.console import Console
 from agentjet.actors.swarm import Swarm
 from agentjet.bus.presence import live_actors
 from agentjet.errors import BusError
-from agentjet.ui.history import RunHistory, follow
+from agentjet.ui.history import RunHistory, catch_up, follow
 from agentjet.ui.progress import Progress
 
 REFRESH_SECONDS = 1.0
@@ -26,6 +26,8 @@ async def watch(swarm: Swarm, console: Console, *, title: str) -> RunHistory:
             following.cancel()
             showing.cancel()
             await asyncio.gather(following, showing, return_exceptions=True)
+        # Whoever follows is behind; the report is on the whole run.
+        await catch_up(swarm.bus, swarm.run, history)
     return history
 
 

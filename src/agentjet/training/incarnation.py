@@ -357,8 +357,12 @@ class Incarnation:
     def _say_idle(self) -> None:
         if self._is_last:
             self._say("the run's end", unblocked_by="the curriculum: a last evaluation")
-        elif not self._wait.what.startswith("samples"):
-            self._say(f"samples for step {self._step + 1}", unblocked_by="rollouts, reward, merger")
+            return
+        since = self._wait.since if self._wait.what.startswith("samples") else time.time()
+        what, late = f"samples for step {self._step + 1}", self._source.fold.missing
+        if late:
+            what += f" (groups not complete: {len(late)}, the first of rank {late[0]})"
+        self._wait = Waiting(what=what, since=since, unblocked_by="rollouts, reward, merger")
 
 
 async def finish(work: Coroutine[Any, Any, T]) -> T:

@@ -241,13 +241,12 @@ async def follow(bus: Bus, run: RunId, history: RunHistory, on_change: Callable[
             tasks.create_task(tail(stream), name=f"follow {stream}")
 
 
-async def load(bus: Bus, run: RunId) -> RunHistory:
-    """The history as the log stands now."""
-    history = RunHistory()
+async def catch_up(bus: Bus, run: RunId, history: RunHistory) -> None:
+    """Take in what the log holds beyond what the history has seen."""
     for stream in _READ_STREAMS + _COUNTED_STREAMS:
-        async for message in bus.scan(stream_name(run, stream), stream_subjects(run, stream)[0]):
+        subject, start = stream_subjects(run, stream)[0], history.next_sequence(stream)
+        async for message in bus.scan(stream_name(run, stream), subject, start=start):
             await _take(bus, run, stream, message, history)
-    return history
 
 
 async def _take(bus: Bus, run: RunId, stream: Stream, message: StoredMessage, history: RunHistory) -> None:

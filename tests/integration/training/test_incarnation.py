@@ -261,6 +261,22 @@ async def test_a_damaged_checkpoint_that_was_set_aside_does_not_stop_the_next_le
         await until(after_step(memory_bus, run, 1, incarnation=2))
 
 
+async def test_an_idle_learner_says_which_groups_it_waits_for(memory_bus, run, tmp_path, model_folder: Path):
+    incarnation = Incarnation(memory_bus, run, MODEL, settings(tmp_path, model_folder), name="one")
+    task = asyncio.create_task(incarnation.run())
+    await until(lambda: says(incarnation, "samples for step 1"))
+    since = incarnation.waiting()[0].since
+    await put_group(memory_bus, run, 2)
+    await until(lambda: says(incarnation, "samples for step 1 (groups not complete: 2, the first of rank 0)"))
+    assert incarnation.waiting()[0].since == since
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def says(incarnation: Incarnation, what: str) -> bool:
+    return incarnation.waiting()[0].what == what
+
+
 @pytest.mark.parametrize(("damaged", "base_step"), [(("1-2",), 1), (("1-1", "1-2"), 0)])
 async def test_a_checkpoint_damaged_after_it_was_named_is_set_aside_and_the_one_before_it_taken(
     memory_bus, run, tmp_path, model_folder: Path, damaged: tuple[str, ...], base_step: int

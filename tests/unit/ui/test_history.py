@@ -23,7 +23,7 @@ from agentjet.schemas.record import Record
 from agentjet.schemas.score import Outcome, Score
 from agentjet.schemas.subject import Stream
 from agentjet.schemas.task import EpisodeKind, Ticket
-from agentjet.ui.history import RunHistory, follow, load
+from agentjet.ui.history import RunHistory, catch_up, follow
 
 RUN = RunId("run-abcdef")
 
@@ -215,8 +215,14 @@ def log_bus() -> Any:
     )
 
 
-async def test_load_reads_the_log_as_it_stands_and_counts_what_it_can_not_read():
-    history = await load(log_bus(), RUN)
+async def test_catching_up_reads_what_the_log_has_more_and_counts_what_it_can_not_read():
+    bus, history = log_bus(), RunHistory()
+    whole = bus.log["LEDGER"]
+    bus.log["LEDGER"] = whole[:2]
+    await catch_up(bus, RUN, history)
+    assert (history.num_unreadable, history.models["m"].step) == (1, 0)
+    bus.log["LEDGER"] = whole
+    await catch_up(bus, RUN, history)
     assert (history.num_unreadable, history.models["m"].step, history.evals[0].reward_mean) == (1, 1, 0.75)
     assert (history.counts.ended, history.counts.sampled, history.next_sequence(Stream.LEDGER)) == (2, 1, 5)
 
