@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -94,11 +94,14 @@ def _caller(request: Request) -> Caller:
 
 async def _json(request: Request, max_bytes: int) -> Any:
     body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > max_bytes:
-            why = f"the body exceeds the limit of {max_bytes} bytes (gateway.max_body_bytes)"
-            raise ApiError(413, "body_too_large", why)
+    try:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > max_bytes:
+                why = f"the body exceeds the limit of {max_bytes} bytes (gateway.max_body_bytes)"
+                raise ApiError(413, "body_too_large", why)
+    except ClientDisconnect:
+        raise _CallerGoneError from None
     try:
         return orjson.loads(bytes(body))
     except orjson.JSONDecodeError as error:

@@ -16,6 +16,7 @@ from agentjet.bus.memory import MemoryBus
 from agentjet.config.settings import GatewaySettings
 from agentjet.errors import EngineError, UserError
 from agentjet.gateway import ApiError, Gateway, access
+from agentjet.gateway.endpoint import build_app
 from agentjet.gateway.exchange import Exchange
 from agentjet.schemas.call import FinishReason, InferDelta
 from agentjet.schemas.claim import Authorization
@@ -442,6 +443,20 @@ async def test_a_body_over_the_limit_is_refused(memory_bus):
         with pytest.raises(openai.APIStatusError) as caught:
             await here.say(await here.swarm.claim(), "x" * 1000)
     assert caught.value.status_code == 413
+
+
+async def test_a_caller_that_leaves_while_it_sends_is_no_crash(here):
+    sent = []
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
+    await build_app(here.gateway, max_body_bytes=100)(scope, receive, send)
+    assert sent[0]["status"] == 499
 
 
 async def test_broken_json_and_unknown_paths_are_shaped_errors(here):
