@@ -8,8 +8,10 @@ Invariants:
 """
 
 import asyncio
+import functools
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +25,9 @@ from agentjet.schemas import subject
 from agentjet.schemas.call import Call
 from agentjet.schemas.ids import RunId, TicketId
 from agentjet.schemas.subject import Stream, stream_name
+
+_LONG_CHARS = 16_000
+"""Characters of a request from which rendering and encoding take longer (milliseconds) than changing threads."""
 
 log = structlog.get_logger(__name__)
 
@@ -53,6 +58,8 @@ class HistoryCache:
         self._template = template
         self._stop_ids = stop_ids
         self._max_attempts = max_attempts
+        # One thread: tokenizers are not made to be called by several.
+        self._renderer = ThreadPoolExecutor(1, thread_name_prefix="agentjet-render")
         self._entries: OrderedDict[tuple[TicketId, int], _Entry] = OrderedDict()
 
     async def get(self, ticket: TicketId, attempt: int) -> History:
@@ -80,10 +87,19 @@ class HistoryCache:
     ) -> Prompt:
         """The prompt of a request; BadRequestError as `History.prompt`."""
         history = await self.get(ticket, attempt)
-        prompt = history.prompt(messages, tools=tools, agent=agent)
+        prompt = await self._render(history, messages, tools, agent)
         if not prompt.misses_reply or not await self._read(history, ticket, attempt):
             return prompt
-        return history.prompt(messages, tools=tools, agent=agent)
+        return await self._render(history, messages, tools, agent)
+
+    async def _render(
+        self, history: History, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], agent: str
+    ) -> Prompt:
+        """The prompt; a long one is rendered and encoded in a thread, for it would hold up every other stream."""
+        if sum(_num_chars(message.get("content")) for message in messages) < _LONG_CHARS:
+            return history.prompt(messages, tools=tools, agent=agent)
+        work = functools.partial(history.prompt, messages, tools=tools, agent=agent)
+        return await asyncio.get_running_loop().run_in_executor(self._renderer, work)
 
     async def _read(self, history: History, ticket: TicketId, attempt: int) -> int:
         """Adds the stored calls that the history lacks; returns how many."""
@@ -97,3 +113,11 @@ class HistoryCache:
                 continue
             history.add(call)
         return len(history) - num_before
+
+
+def _num_chars(content: Any) -> int:
+    """Of a message's text, or of its text parts; 0 for what is no text."""
+    if isinstance(content, str):
+        return len(content)
+    parts = content if isinstance(content, list | tuple) else ()
+    return sum(_num_chars(part.get("text")) for part in parts if isinstance(part, Mapping))

@@ -1,6 +1,7 @@
 """The inference service with a scripted engine on the memory bus."""
 
 import asyncio
+import time
 
 import pytest
 from chat_models import QWEN, RUN, assistant, user
@@ -8,6 +9,7 @@ from small_swarm import SECRET, SmallSwarm, collect
 
 from agentjet.accounting.key import Key, sign
 from agentjet.bus.memory import MemoryBus
+from agentjet.chat.history import History
 from agentjet.errors import EngineError
 from agentjet.inference.override import effective_sampling
 from agentjet.schemas import subject
@@ -409,3 +411,28 @@ async def test_a_reply_that_fits_no_message_is_refused_at_once_and_says_why():
     assert refused.error is not None
     assert (refused.error.status, refused.error.code, refused.error.param) == (400, "reply_too_large", "logprobs")
     assert reply.message["content"].startswith("low low")
+
+
+@pytest.mark.parametrize("content", ["low " * 5_000, [{"type": "text", "text": "low " * 5_000}]])
+async def test_a_long_prompt_does_not_hold_up_the_loop(memory_bus, monkeypatch, content):
+    render = History.prompt
+
+    def slow(*args, **options):
+        time.sleep(0.3)
+        return render(*args, **options)
+
+    monkeypatch.setattr(History, "prompt", slow)
+    async with SmallSwarm(memory_bus, context_length=50_000).running() as swarm:
+        key, gaps = await swarm.claim(), []
+
+        async def tick():
+            while True:
+                began = time.monotonic()
+                await asyncio.sleep(0.01)
+                gaps.append(time.monotonic() - began)
+
+        ticking = asyncio.create_task(tick())
+        _, reply = await swarm.ask(swarm.request(key, [{"role": "user", "content": content}]))
+        ticking.cancel()
+    assert reply.message["content"] == "hi"
+    assert max(gaps) < 0.25
