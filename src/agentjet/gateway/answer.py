@@ -16,8 +16,8 @@ from agentjet.gateway.exchange import Answer, Exchange
 from agentjet.gateway.fault import ApiError
 from agentjet.gateway.inquiry import Inquiry
 from agentjet.gateway.response import ChunkWriter, completion
-from agentjet.gateway.session import CONTEXT
 from agentjet.schemas.call import InferDelta, InferReply, InferRequest
+from agentjet.schemas.episode import CONTEXT
 from agentjet.schemas.ids import RunId
 
 Chunk = dict[str, Any]

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from agentjet.schemas.ids import CallId
 
-CONTEXT = "context"
-
 
 @dataclass(slots=True)
 class Session:
@@ -16,7 +14,7 @@ class Session:
     calls: dict[str, list[CallId]] = field(default_factory=lambda: defaultdict(list))
     """Answered calls for each model, in the order of their answers: what an episode's end lists."""
     stop_reason: str = ""
-    """"context" once a prompt left no room for a token."""
+    """`schemas.episode.CONTEXT` once a prompt left no room for a token."""
     overridden: list[str] = field(default_factory=list[str])
     """Sampling fields that did not take effect because they break the ratio."""
     num_told: int = 0

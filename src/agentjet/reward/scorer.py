@@ -7,7 +7,7 @@ episode *invalid* and is never a reward of 0; a wrong answer is the agent's own 
 import math
 from typing import Any
 
-from agentjet.schemas.episode import EndStatus, Episode, Fault
+from agentjet.schemas.episode import PROMPT_TOO_LONG, EndStatus, Episode, Fault
 from agentjet.schemas.score import Outcome, Score
 from agentjet.schemas.task import EpisodeKind
 
@@ -29,6 +29,9 @@ def decide(episode: Episode, reward: str) -> Score | None:
     if episode.status is EndStatus.ABORTED:
         return _unscored(episode, Outcome.ABORTED, episode.fault)
     if episode.status is EndStatus.FAILED:
+        if episode.fault is not None and episode.fault.kind == PROMPT_TOO_LONG:
+            # Each further offer would meet the same prompt.
+            return _unscored(episode, Outcome.DEAD, episode.fault)
         return _unscored(episode, Outcome.INVALID, episode.fault)
     if episode.reward is not None:
         if not math.isfinite(episode.reward):

@@ -33,6 +33,12 @@ class Fault(Part):
     """One sentence, at most 2,000 characters."""
 
 
+CONTEXT = "context"
+"""Stop reason of an episode in which a prompt left no room in a model's context."""
+PROMPT_TOO_LONG = "prompt_too_long"
+"""Kind of the fault of an episode whose very first prompt left no room in a model's context: no offer can help it."""
+
+
 class Episode(Record):
     """An episode's end."""
 

@@ -17,7 +17,7 @@ from agentjet.reward import Reward
 from agentjet.reward.function import verdict
 from agentjet.reward.scorer import decide
 from agentjet.schemas import subject
-from agentjet.schemas.episode import EndStatus, Episode, Fault
+from agentjet.schemas.episode import PROMPT_TOO_LONG, EndStatus, Episode, Fault
 from agentjet.schemas.ids import GroupId, RunId
 from agentjet.schemas.score import Outcome, Score
 from agentjet.schemas.subject import Stream, stream_name
@@ -67,6 +67,13 @@ def test_what_did_not_complete_has_no_reward_even_if_it_says_one(status: EndStat
     score = decide(episode(status=status, reward=0.0, fault=fault), "client")
     assert score is not None
     assert (score.outcome, score.reward, score.fault) == (outcome, None, fault)
+
+
+def test_n2_a_first_prompt_that_is_too_long_is_not_offered_again():
+    fault = Fault(kind=PROMPT_TOO_LONG, message="no room")
+    score = decide(episode(status=EndStatus.FAILED, fault=fault), "client")
+    assert score is not None
+    assert (score.outcome, score.reward, score.closes_slot) == (Outcome.DEAD, None, True)
 
 
 def test_a_clients_reward_is_the_score_and_the_task_is_left_out():

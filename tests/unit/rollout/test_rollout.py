@@ -209,6 +209,17 @@ async def test_t13_an_episode_without_a_model_call_fails_by_name(bus: MemoryBus,
     assert evaluated.status is EndStatus.COMPLETED
 
 
+async def test_n2_an_episode_whose_first_prompt_is_too_long_says_so_whatever_its_agent_did(
+    bus: MemoryBus, tmp_path: Path
+):
+    gateway = FakeGateway(silent={"p-0.0.0"}, stop_reason="context")
+    async with playing(bus, tmp_path, gateway):
+        await offer(bus, ticket(0, "raise"), ticket(1))
+        first, other = await end_of(bus, ticket(0).id), await end_of(bus, ticket(1).id)
+    assert (first.status, first.fault.kind if first.fault else "") == (EndStatus.FAILED, "prompt_too_long")
+    assert other.status is EndStatus.COMPLETED, "who was answered before keeps its reward"
+
+
 async def test_ended_and_unknown_tickets_are_dropped_and_busy_ones_come_again(
     bus: MemoryBus, tmp_path: Path, claims: Claims, monkeypatch: pytest.MonkeyPatch
 ):
