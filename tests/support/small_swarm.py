@@ -5,6 +5,7 @@ import time
 from contextlib import asynccontextmanager
 
 from chat_models import CHATML, RUN, Chat
+from hand_played import SECRET
 from scripted_engine import ScriptedEngine
 
 from agentjet.accounting.key import Key, sign, verify
@@ -20,7 +21,6 @@ from agentjet.schemas.sampling import Sampling
 from agentjet.schemas.subject import Stream, stream_name
 from agentjet.schemas.task import Ticket
 
-SECRET = b"0123456789abcdef0123456789abcdef"
 MODEL = "m"
 
 
