@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import structlog
 
 from agentjet.bus.handler import consume
+from agentjet.bus.presence import has_ended, live_actors
 from agentjet.bus.protocol import Bus, Consumer, Delivery, StoredMessage
 from agentjet.bus.record import read_as
 from agentjet.config.settings import SwarmSettings
@@ -102,7 +103,7 @@ class Rollout:
 
     async def _has_engine(self) -> bool:
         try:
-            return bool(await self._bus.presence(subject.presence_bucket(self._run), "inference."))
+            return not all(has_ended(one) for one in await live_actors(self._bus, self._run, "inference"))
         except BusError as error:
             log.warning("can not see whether an engine is there", error=str(error))
             return True

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentjet.bus.memory import MemoryBus
+from agentjet.bus.presence import renew
 from agentjet.bus.protocol import Request
 from agentjet.bus.record import put, put_once, read_as, stream_specs
 from agentjet.config.settings import ModelSettings, PoolSettings, RolloutSettings, SwarmSettings
@@ -22,6 +25,7 @@ from agentjet.schemas.claim import ClaimGrant, ClaimRequest
 from agentjet.schemas.codec import decode_as, encode
 from agentjet.schemas.episode import EndStatus, Episode
 from agentjet.schemas.ids import GroupId, RunId, TicketId
+from agentjet.schemas.presence import Presence
 from agentjet.schemas.subject import Stream, stream_name
 from agentjet.schemas.task import EpisodeKind, Ticket
 
@@ -302,8 +306,8 @@ async def begun(rollout: Rollout) -> None:
             await asyncio.sleep(0.01)
 
 
-async def set_engine(bus: MemoryBus) -> None:
-    await bus.put_presence(subject.presence_bucket(RUN), "inference.x", b"", ttl_seconds=30)
+async def set_engine(bus: MemoryBus, pid: int) -> None:
+    await renew(bus, Presence(run=RUN, actor="inference", name="x", host=socket.gethostname(), pid=pid, started=0.0))
 
 
 async def test_a_ticket_of_another_pool_is_left_to_others_while_all_places_are_taken(bus: MemoryBus, tmp_path: Path):
@@ -319,7 +323,7 @@ async def test_a_ticket_of_another_pool_is_left_to_others_while_all_places_are_t
 
 
 async def test_draining_finishes_what_runs_and_begins_nothing(bus: MemoryBus, tmp_path: Path):
-    await set_engine(bus)
+    await set_engine(bus, os.getpid())
     async with playing(bus, tmp_path, FakeGateway()) as rollout:
         await offer(bus, ticket(0, "wait"))
         await begun(rollout)
@@ -335,7 +339,7 @@ async def test_draining_finishes_what_runs_and_begins_nothing(bus: MemoryBus, tm
 
 
 async def test_draining_ends_when_its_time_is_over(bus: MemoryBus, tmp_path: Path):
-    await set_engine(bus)
+    await set_engine(bus, os.getpid())
     async with playing(bus, tmp_path, FakeGateway()) as rollout:
         await offer(bus, ticket(0, "long"))
         await begun(rollout)
@@ -347,6 +351,8 @@ async def test_draining_waits_for_nothing_once_no_engine_is_left(bus: MemoryBus,
     async with playing(bus, tmp_path, FakeGateway()) as rollout:
         await offer(bus, ticket(0, "long"))
         await begun(rollout)
+        await asyncio.wait_for(rollout.drain(60), 2)
+        await set_engine(bus, 2**22 + 1)  # no process has this id
         await asyncio.wait_for(rollout.drain(60), 2)
 
 
