@@ -6,17 +6,21 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+from cyclopts import Parameter, validators
 from rich.console import Console
 
 from agentjet.actors.swarm import Swarm, run_until_stopped
 from agentjet.bus.record import read
-from agentjet.cli.recipe import Recipe, recipe_for, write_config
+from agentjet.cli.output import program
+from agentjet.cli.recipe import Recipe, recipe_for, set_num_steps, write_config
 from agentjet.cli.view import watch
 from agentjet.config.load import load
+from agentjet.config.place import RunPlace
 from agentjet.curriculum.audit import read_audit
 from agentjet.durable.manifest import versions_in
+from agentjet.errors import UsageError, UserError
 from agentjet.schemas.episode import Episode
 from agentjet.schemas.subject import Stream, stream_name
 from agentjet.schemas.task import EpisodeKind
@@ -28,9 +32,9 @@ from agentjet.ui.report import Report, json_line, print_report, summary
 
 def demo(
     *,
-    model: Literal["smollm2-135m", "tiny"] = "smollm2-135m",
-    models: int = 1,
-    steps: int | None = None,
+    model: Literal["smollm2-135m", "tiny"] | None = None,
+    models: int | None = None,
+    steps: Annotated[int, Parameter(validator=validators.Number(gte=1))] | None = None,
     seed: int = 1,
     dir: Path | None = None,
     json: bool = False,
@@ -40,28 +44,59 @@ def demo(
     Parameters
     ----------
     model
-        `smollm2-135m`: a real chat model, about five minutes on two cores. `tiny`: two random layers, under a minute.
+        `smollm2-135m` (the default): a real chat model, about five minutes on two cores. `tiny`: two random layers,
+        under a minute.
     models
         2 trains two models together at a signalling game (with `--model tiny`).
     steps
-        Optimizer steps; each demo has its own default.
+        Optimizer steps in all; each demo has its own default.
     seed
-        Seed of tasks and draws.
+        Seed of tasks and draws of a new run.
     dir
-        Folder of the run. An existing run there is gone on with. Default: a new folder under `runs/`.
+        Folder of the run. An existing run there is gone on with, as its swarm.toml says. Default: a new folder under
+        `runs/`.
     json
         Print one line of JSON instead of the report.
     """
-    recipe = recipe_for(model, models)
-    folder = (dir or Path("runs") / f"demo-{recipe.game}-{model}-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
-    asyncio.run(run_until_stopped(lambda: _demo(recipe, folder, steps or recipe.num_steps, seed, json)))
+    if dir is not None and (dir / "swarm.toml").is_file():
+        config = dir.absolute() / "swarm.toml"
+        recipe = _continued(config, model, models, steps)
+    else:
+        recipe = recipe_for(model or "smollm2-135m", models or 1)
+        name = f"demo-{recipe.game}-{recipe.model}-{time.strftime('%Y%m%d-%H%M%S')}"
+        config = (dir or Path("runs") / name).absolute() / "swarm.toml"
+    try:
+        asyncio.run(run_until_stopped(lambda: _demo(recipe, config, steps or recipe.num_steps, seed, json)))
+    except KeyboardInterrupt:
+        words = f"{program()} demo --dir {os.path.relpath(config.parent)}"
+        Console(stderr=True).print(f"stopped; go on with: {words}", highlight=False, soft_wrap=True)
+        raise
 
 
-async def _demo(recipe: Recipe, folder: Path, num_steps: int, seed: int, is_json: bool) -> None:
-    started = time.monotonic()
+def _continued(config: Path, model: str | None, models: int | None, steps: int | None) -> Recipe:
+    """The recipe of a folder's run; its file stays as it is, but for a number of steps that is given."""
+    settings = load(config).settings
+    server = RunPlace(settings.run.dir).server()
+    if server is not None and server.is_alive:
+        raise UserError(f"the run in {config.parent} is up (server pid {server.pid}); stop it before going on with it")
+    names = [Path(of.path).name for of in settings.models.values()]
+    recipe = recipe_for(names[0], len(names))
+    if (model or recipe.model, models or len(names)) != (recipe.model, len(names)):
+        raise UsageError(
+            f"{config.parent} holds a run of {len(names)} x {recipe.model}; leave --model and --models out, or take "
+            "another --dir"
+        )
+    if steps is not None:
+        set_num_steps(config, steps)
+    return recipe
+
+
+async def _demo(recipe: Recipe, config: Path, num_steps: int, seed: int, is_json: bool) -> None:
+    started, folder = time.monotonic(), config.parent
     console = Console(stderr=is_json)
     model_path = await asyncio.to_thread(_fetch, recipe.model, console)
-    config = write_config(recipe, folder, num_steps=num_steps, seed=seed, model_path=model_path)
+    if not await asyncio.to_thread(config.is_file):
+        write_config(recipe, folder, num_steps=num_steps, seed=seed, model_path=model_path)
     swarm = Swarm(load(config).settings, config)
     console.print(f"{recipe.title}: run {swarm.run}, everything in {folder}", highlight=False)
     async with swarm.running():
@@ -79,7 +114,7 @@ async def _demo(recipe: Recipe, folder: Path, num_steps: int, seed: int, is_json
         before=before,
         after=after,
         checkpoints=_checkpoints(swarm),
-        commands=_commands(swarm, folder, num_steps),
+        commands=_commands(swarm, folder),
         plot=plot,
     )
     if is_json:
@@ -97,19 +132,26 @@ def _fetch(model: str, console: Console) -> str:
 
 
 async def _first_and_last(swarm: Swarm) -> tuple[Episode | None, Episode | None]:
-    """An evaluation episode before training and one after it, on the same task."""
-    episodes: list[Episode] = []
+    """An evaluation episode before training and one after it, on the task that gained most."""
+    first: dict[str, Episode] = {}
+    last: dict[str, Episode] = {}
     async for message in swarm.bus.scan(stream_name(swarm.run, Stream.EPISODES)):
         if ".episode." not in message.subject:
             continue
         record = await read(swarm.bus, swarm.run, Stream.EPISODES, message)
         if isinstance(record, Episode) and record.ticket.kind is EpisodeKind.EVAL and record.transcript:
-            episodes.append(record)
-    if not episodes:
-        return None, None
-    before = episodes[0]
-    same = [one for one in episodes if one.ticket.task == before.ticket.task]
-    return before, same[-1] if len(same) > 1 else None
+            task = repr(record.ticket.task)
+            first.setdefault(task, record)
+            last[task] = record
+    return pick_pair(first, last)
+
+
+def pick_pair(first: Mapping[str, Episode], last: Mapping[str, Episode]) -> tuple[Episode | None, Episode | None]:
+    """Of the tasks' first and last episodes the pair with the largest gain in reward."""
+    both = [(first[task], last[task]) for task in first if last.get(task, first[task]) is not first[task]]
+    if not both:
+        return next(iter(first.values()), None), None
+    return max(both, key=lambda pair: (pair[1].reward or 0.0) - (pair[0].reward or 0.0))
 
 
 def _checkpoints(swarm: Swarm) -> dict[str, str]:
@@ -121,21 +163,15 @@ def _checkpoints(swarm: Swarm) -> dict[str, str]:
     return found
 
 
-def _commands(swarm: Swarm, folder: Path, num_steps: int) -> Mapping[str, str]:
-    shown = os.path.relpath(folder)
+def _commands(swarm: Swarm, folder: Path) -> Mapping[str, str]:
+    shown, steps = os.path.relpath(folder), swarm.settings.run.num_steps
     commands = {
-        "Train longer": f"agentjet demo --model {_preset(swarm)} --dir {shown} --steps {num_steps * 2}",
-        "Look inside": f"agentjet audit --config {shown}/swarm.toml",
+        "Train longer": f"{program()} demo --dir {shown} --steps {steps * 2}",
+        "Look inside": f"{program()} audit --config {shown}/swarm.toml",
     }
-    if len(swarm.settings.models) > 1:
-        commands["Train longer"] += f" --models {len(swarm.settings.models)}"
     for model, path in _checkpoints(swarm).items():
-        commands[f"Export {model}"] = f"agentjet checkpoint export {os.path.relpath(path)} {model}-hf"
+        commands[f"Export {model}"] = f"{program()} checkpoint export {os.path.relpath(path)} {model}-hf"
     return commands
-
-
-def _preset(swarm: Swarm) -> str:
-    return Path(next(iter(swarm.settings.models.values())).path).name
 
 
 def _extras(history: RunHistory) -> dict[str, float]:

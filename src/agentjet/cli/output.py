@@ -1,7 +1,10 @@
 """How commands write to standard output: JSON for programs, text for people."""
 
+import os
+import shutil
 import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -16,6 +19,14 @@ def write_json(value: Any, *, indent: bool = True) -> None:
 def write_line(text: str = "") -> None:
     """One line of text."""
     sys.stdout.write(text + "\n")
+
+
+def program() -> str:
+    """How this program can be called again from the working directory: `agentjet` where that finds it."""
+    found, called = shutil.which("agentjet"), Path(sys.argv[0])
+    if called.name != "agentjet" or (found and Path(found).resolve() == called.resolve()):
+        return "agentjet"
+    return os.path.relpath(called)
 
 
 def readable_bytes(num_bytes: int) -> str:

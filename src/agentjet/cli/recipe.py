@@ -4,6 +4,7 @@ A recipe becomes a plain `swarm.toml` in the demo's folder: what the demo did ca
 """
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -134,6 +135,17 @@ def write_config(recipe: Recipe, folder: Path, *, num_steps: int, seed: int, mod
     path = folder / "swarm.toml"
     path.write_text("\n".join(lines), "utf-8")
     return path
+
+
+def set_num_steps(config: Path, num_steps: int) -> None:
+    """Change `run.num_steps` in a configuration and nothing else.
+
+    Raises UsageError when the file has no such line.
+    """
+    text, count = re.subn(r"(?m)^num_steps *= *\d+", f"num_steps = {num_steps}", config.read_text("utf-8"), count=1)
+    if not count:
+        raise UsageError(f"{config} has no line `num_steps = ...` in [run]; add it")
+    config.write_text(text, "utf-8")
 
 
 def _quoted(text: str) -> str:

@@ -1,7 +1,7 @@
 """`agentjet replay`: derive a run's steps again from its log, and compare them bit for bit."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -11,7 +11,9 @@ from agentjet.cli.target import Target, find_run, open_bus
 from agentjet.config import SwarmSettings
 from agentjet.config.place import RunPlace
 from agentjet.errors import ConfigError, UsageError
-from agentjet.training.replay import Replay, ReplayedStep
+
+if TYPE_CHECKING:
+    from agentjet.training.replay import ReplayedStep
 
 
 async def replay(
@@ -30,6 +32,8 @@ async def replay(
         verify: Compare each step's batch and weights with LEDGER; needs `run.is_deterministic`.
         json: One JSON object at the end instead of a line for each step.
     """
+    from agentjet.training.replay import Replay
+
     settings = (target or Target()).settings()
     if verify and not settings.run.is_deterministic:
         raise ConfigError("run.is_deterministic is off: the same log need not give the same bits; set it for the run")
@@ -51,7 +55,7 @@ async def replay(
     return 1 if verify and not is_identical else 0
 
 
-def _line(step: ReplayedStep, verify: bool) -> str:
+def _line(step: "ReplayedStep", verify: bool) -> str:
     verdict = "identical" if step.is_identical else "another batch" if not step.is_same_batch else "other weights"
     return f"step {step.step} ({step.version})  {step.digest[:16]}" + (f"  {verdict}" if verify else "")
 

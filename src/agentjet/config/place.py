@@ -30,6 +30,17 @@ class ServerAddress:
     url: str
     pid: int
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether its process exists."""
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class RunPlace:

@@ -28,6 +28,7 @@ from agentjet.ui.history import EvalPoint, ModelHistory, RunHistory, StepPoint
 _PANEL_WIDTH = 100
 _PACE_STEPS = 5
 """Steps from which the time to go is estimated."""
+_LONG_WAIT_SECONDS = 60.0
 _BLOCKS, _ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-=oO#@"
 _GENERATION = "generation_tokens_per_second"
 _FIGURES = (

@@ -57,6 +57,9 @@ def print_report(console: Console, report: Report) -> None:
         console.print(_comparison(report.before, report.after, console.width))
     console.print()
     console.print(_facts(report))
+    # Never wrapped: a path or a command is there to be copied.
+    for name, text in _copyable(report):
+        console.print(Text(f"{name}: ", style="bold").append(text, style="cyan"), soft_wrap=True)
 
 
 def _comparison(before: Episode | None, after: Episode | None, width: int) -> RenderableType:
@@ -123,13 +126,15 @@ def _facts(report: Report) -> RenderableType:
     for name, count in audit.items():
         grid.add_row("", f"{count} {name.replace('_', ' ')}")
     grid.add_row("Time", clock_text(report.seconds))
-    if report.plot is not None:
-        grid.add_row("Curve", Text(str(report.plot)))
-    for model, path in report.checkpoints.items():
-        grid.add_row("Checkpoint", Text(path if len(report.checkpoints) == 1 else f"{model}: {path}"))
-    for purpose, command in report.commands.items():
-        grid.add_row(Text(purpose), Text(command, style="cyan"))
     return grid
+
+
+def _copyable(report: Report) -> list[tuple[str, str]]:
+    plot = [("Curve", str(report.plot))] if report.plot is not None else []
+    name = "Checkpoint" if len(report.checkpoints) == 1 else "Checkpoint of {}"
+    return (
+        plot + [(name.format(model), path) for model, path in report.checkpoints.items()] + [*report.commands.items()]
+    )
 
 
 def _accounting(settled: int, lost: int, duplicated: int) -> Text:

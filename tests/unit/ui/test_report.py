@@ -68,7 +68,10 @@ def shown(value: Episode) -> str:
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
 def test_a_report_fits_the_width(width: int):
-    assert max(map(len, printed(report(), width).splitlines())) <= width
+    lines = printed(report(), width).splitlines()
+    to_copy = [line for line in lines if line.startswith(("Curve: ", "Checkpoint: ")) or "agentjet demo" in line]
+    assert len(to_copy) == 3
+    assert max(len(line) for line in lines if line not in to_copy) <= width
 
 
 def test_a_report_tells_all_there_is():
