@@ -47,6 +47,13 @@ class Zygote:
         waker.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        try:
+            self._serve(wake)
+        finally:
+            # Workers that were just killed still send SIGCHLD; the socket goes with this frame.
+            signal.set_wakeup_fd(-1)
+
+    def _serve(self, wake: socket.socket) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self.control, selectors.EVENT_READ)
             selector.register(wake, selectors.EVENT_READ)

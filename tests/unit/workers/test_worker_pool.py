@@ -296,6 +296,13 @@ async def test_closing_leaves_no_process(agent: Path):
     assert not [child for child in psutil.Process(os.getpid()).children(recursive=True) if "zygote" in str(child)]
 
 
+async def test_closing_with_many_workers_says_nothing(agent: Path, capfd: pytest.CaptureFixture[str]):
+    for _ in range(3):
+        async with open_pool(f"{agent}:run", max_running=24, num_warm=24):
+            pass
+    assert "wakeup fd" not in capfd.readouterr().err
+
+
 async def test_many_episodes_at_once_are_cheap_to_start(agent: Path):
     async with open_pool(f"{agent}:run", max_running=32) as pool:
         results = await asyncio.gather(*(play(pool, do="sleep", seconds=0.3) for _ in range(32)))
