@@ -27,7 +27,7 @@ from pathlib import Path
 import structlog
 
 from agentjet.bus.nats import NatsBus
-from agentjet.bus.presence import renew
+from agentjet.bus.presence import renew, withdraw
 from agentjet.bus.protocol import Bus
 from agentjet.bus.record import stream_specs
 from agentjet.bus.server import EmbeddedServer
@@ -49,6 +49,7 @@ log = structlog.get_logger(__name__)
 HEARTBEAT_SECONDS = 1.0
 STOP_SECONDS = 55.0
 """A learner finishes its step and writes a checkpoint before it leaves."""
+LEAVE_SECONDS = 1.0
 GIB = 1024**3
 
 Main = Callable[["Actor"], Awaitable[None]]
@@ -102,6 +103,12 @@ class Actor:
             with contextlib.suppress(BusError):
                 await renew(self.bus, self.presence())
             await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    async def leave(self) -> None:
+        """Take the heartbeat back, so that nobody takes this process for alive; a bus that is away does it by time."""
+        with contextlib.suppress(BusError, TimeoutError):
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await withdraw(self.bus, self.run, self.kind, self.name)
 
     async def tell(self, kind: str, level: str = "info", **data: object) -> None:
         """An event for people and dashboards; lost without harm when the bus is away."""
@@ -160,6 +167,7 @@ async def _run(kind: str, actor_main: Main, arguments: argparse.Namespace, needs
         await _wait_for_streams(actor)
         return await _until_stopped(actor, actor_main, bus)
     finally:
+        await actor.leave()
         await bus.close()
 
 

@@ -236,6 +236,12 @@ class MemoryBus:
         if previous is not None:
             self._stream(name).remove(previous.sequence)
 
+    async def drop_presence(self, bucket: str, key: str) -> None:
+        stream = self._stream(f"KV_{bucket}")
+        previous = stream.last(f"$KV.{bucket}.{key}")
+        if previous is not None:
+            stream.remove(previous.sequence)
+
     async def presence(self, bucket: str, prefix: str = "") -> dict[str, bytes]:
         if f"KV_{bucket}" not in self._streams:
             return {}

@@ -145,6 +145,7 @@ class MemoryStream:
             last_sequence=self.last_sequence,
             last_time=self._last_time,
             consumers=consumers,
+            time=self._epoch + asyncio.get_running_loop().time(),
         )
 
     def wake(self) -> None:

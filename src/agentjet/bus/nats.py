@@ -37,6 +37,8 @@ _HEADROOM_BYTES = 4 * 1024
 _ATTEMPT_SECONDS = 3.0
 _RETRY_SECONDS = 0.05
 _PRESENCE_BYTES = 64 * 1024 * 1024
+LIFETIME_HEADER = "AJ-Lifetime"
+"""Seconds that a heartbeat lives: what `Nats-TTL` says to the server, for readers."""
 
 
 class NatsBus:
@@ -258,14 +260,20 @@ class NatsBus:
     # Presence and blobs
 
     async def put_presence(self, bucket: str, key: str, payload: bytes, *, ttl_seconds: float) -> None:
-        subject = f"$KV.{bucket}.{key}"
+        subject, name, headers = f"$KV.{bucket}.{key}", f"KV_{bucket}", {LIFETIME_HEADER: f"{ttl_seconds:g}"}
         try:
-            await self.publish(subject, payload, stream=f"KV_{bucket}", ttl_seconds=ttl_seconds)
+            await self.publish(subject, payload, stream=name, headers=headers, ttl_seconds=ttl_seconds)
         except BusTimeoutError:
             raise
         except BusError:
             await self._ensure_bucket(bucket)
-            await self.publish(subject, payload, stream=f"KV_{bucket}", ttl_seconds=ttl_seconds)
+            await self.publish(subject, payload, stream=name, headers=headers, ttl_seconds=ttl_seconds)
+
+    async def drop_presence(self, bucket: str, key: str) -> None:
+        # One message a subject: the marker takes the heartbeat's place, and vanishes as it would have.
+        await self.publish(
+            f"$KV.{bucket}.{key}", b"", stream=f"KV_{bucket}", headers={"KV-Operation": "DEL"}, ttl_seconds=1
+        )
 
     async def _ensure_bucket(self, bucket: str) -> None:
         """A key-value bucket as the `nats` CLI knows it, with per-key expiry and one value per key."""
@@ -279,9 +287,11 @@ class NatsBus:
             return {}
         base = f"$KV.{bucket}."
         live: dict[str, bytes] = {}
+        # A server that was just started removes what ran out while it slept only seconds later.
+        now = (await self.stream_info(f"KV_{bucket}")).time
         async for message in self.scan(f"KV_{bucket}", f"{base}>"):
-            key = message.subject.removeprefix(base)
-            if key.startswith(prefix) and "KV-Operation" not in message.headers:
+            key, lifetime = message.subject.removeprefix(base), float(message.headers.get(LIFETIME_HEADER, "inf"))
+            if key.startswith(prefix) and "KV-Operation" not in message.headers and message.time + lifetime > now:
                 live[key] = message.payload
         return live
 

@@ -36,6 +36,11 @@ async def renew(bus: Bus, presence: Presence) -> None:
     await bus.put_presence(subject.presence_bucket(presence.run), key, body, ttl_seconds=TTL_SECONDS)
 
 
+async def withdraw(bus: Bus, run: RunId, actor: str, name: str) -> None:
+    """Say that an actor is gone. Raises BusError."""
+    await bus.drop_presence(subject.presence_bucket(run), f"{actor}.{name}")
+
+
 async def live_actors(bus: Bus, run: RunId, kind: str = "") -> list[Presence]:
     """The actors of a run (of one kind, where given) that are alive, by kind, models and name. Raises BusError."""
     bodies = await bus.presence(subject.presence_bucket(run), f"{kind}." if kind else "")

@@ -57,6 +57,8 @@ class StreamInfo:
     """JetStream time of the newest message in seconds since the epoch; 0.0 when there has been none."""
     consumers: Mapping[str, int] = field(default_factory=dict[str, int])
     """Messages not yet acknowledged (waiting or running) for each durable consumer, where asked for."""
+    time: float = 0.0
+    """JetStream time of this reading in seconds since the epoch; 0.0 where the server does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +229,12 @@ class Bus(Protocol):
         """A heartbeat that vanishes `ttl_seconds` after its last renewal. For liveness only."""
         ...
 
+    async def drop_presence(self, bucket: str, key: str) -> None:
+        """Take a heartbeat back at once; BusError where the bucket was never made."""
+        ...
+
     async def presence(self, bucket: str, prefix: str = "") -> dict[str, bytes]:
-        """Live keys and their payloads."""
+        """Live keys and their payloads; by the server's clock, also where it slept while they ran out."""
         ...
 
     async def put_blob(self, stream: str, subject_prefix: str, data: bytes, *, ttl_seconds: float | None = None) -> str:

@@ -97,6 +97,7 @@ async def info(connection: NatsConnection, name: str, *, with_consumers: bool) -
         last_sequence=int(state["last_seq"]),
         last_time=parse_time(str(state["last_ts"])) if int(state["last_seq"]) else 0.0,
         consumers=consumers,
+        time=parse_time(str(reply["ts"])) if "ts" in reply else 0.0,
     )
 
 
