@@ -256,9 +256,12 @@ def _die_with_parent() -> Callable[[], None] | None:
     if sys.platform != "linux":
         return None
     # Loaded here: between fork and exec nothing may allocate or lock.
-    prctl = ctypes.CDLL(None).prctl
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
     def ask() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            # It ended before it was asked for, so the kernel will not tell of it.
+            os._exit(1)
 
     return ask

@@ -93,16 +93,31 @@ async def test_the_server_dies_with_the_process_that_started_it(tmp_path: Path):
     done = await asyncio.to_thread(
         subprocess.run, [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False
     )
-    pid = int(done.stdout)
-    for _ in range(200):
-        try:
-            # A killed parent's child may stay a zombie where nothing reaps it; that is dead too.
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+    server = _process(int(done.stdout))
+    try:
+        for _ in range(200):
+            if server is None or not _is_at_work(server):
                 return
-        except psutil.NoSuchProcess:
-            return
-        await asyncio.sleep(0.02)
-    pytest.fail("the server outlived its parent")
+            await asyncio.sleep(0.02)
+        pytest.fail("the server outlived its parent")
+    finally:
+        if server is not None and _is_at_work(server):
+            server.kill()
+
+
+def _process(pid: int) -> psutil.Process | None:
+    try:
+        return psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _is_at_work(process: psutil.Process) -> bool:
+    """A killed parent's child may stay a zombie where nothing reaps it; that is dead too."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 async def test_data_survive_a_kill_and_the_port_stays(own_server: EmbeddedServer, own_bus: NatsBus):
