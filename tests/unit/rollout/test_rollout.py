@@ -307,7 +307,8 @@ async def begun(rollout: Rollout) -> None:
 
 
 async def set_engine(bus: MemoryBus, pid: int) -> None:
-    await renew(bus, Presence(run=RUN, actor="inference", name="x", host=socket.gethostname(), pid=pid, started=0.0))
+    fields = {"run": RUN, "actor": "inference", "name": "x", "state": "busy", "started": 0.0}
+    await renew(bus, Presence(**fields, host=socket.gethostname(), pid=pid))  # type: ignore[arg-type]
 
 
 async def test_a_ticket_of_another_pool_is_left_to_others_while_all_places_are_taken(bus: MemoryBus, tmp_path: Path):
