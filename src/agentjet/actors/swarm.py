@@ -22,7 +22,7 @@ from agentjet.bus.record import read
 from agentjet.bus.server import EmbeddedServer
 from agentjet.config import SwarmSettings
 from agentjet.config.place import RunPlace
-from agentjet.errors import UserError
+from agentjet.errors import BusError, UserError
 from agentjet.observe.log import configure
 from agentjet.schemas import subject
 from agentjet.schemas.ids import RunId
@@ -126,13 +126,20 @@ class Swarm:
         """Wait until every learner has trained what was issued and its last step's checkpoint is verified."""
         give_up = time.monotonic() + LAST_CHECKPOINT_SECONDS
         for model, settings in self.settings.models.items():
-            while settings.is_trained and not await self._is_saved(model):
+            while settings.is_trained and not await self._is_surely_saved(model):
                 if time.monotonic() > give_up:
                     raise UserError(
                         f"the run is over, but model {model} has no verified checkpoint of its last step after "
                         f"{LAST_CHECKPOINT_SECONDS:g} s; see {self.place.logs}, and start it again to write one"
                     )
                 await asyncio.sleep(0.2)
+
+    async def _is_surely_saved(self, model: str) -> bool:
+        try:
+            return await self._is_saved(model)
+        except BusError as error:
+            log.warning("the bus does not say whether a model is saved; asking again", error=str(error))
+            return False
 
     async def _is_saved(self, model: str) -> bool:
         curriculum, learner = CurriculumView(), LedgerView()
