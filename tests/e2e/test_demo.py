@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +65,43 @@ def test_the_tiny_demo_trains_and_accounts_for_every_episode(tmp_path: Path):
     audit = json_of("audit", "--json", "--config", str(tmp_path / "run" / "swarm.toml"))
     assert audit["settled"] == line["settled"]
     assert left_over(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_checkpoint_is_evaluated_and_looked_at_as_the_run_did_it(tmp_path: Path):
+    run, steps = tmp_path / "run", 10
+    shown = agentjet("demo", "--model", "tiny", "--steps", str(steps), "--json", "--dir", str(run)).stderr
+    of_run = re.search(rf"evaluation at step {steps}: +reward ([\d.]+)", shown)
+    assert of_run, shown
+    config = str(run / "swarm.toml")
+    found = json_of("eval", "policy", "--json", "--config", config)
+    assert (found["num_scored"], found["num_episodes"], found["faults"]) == (7, 7, [])
+    assert found["reward_mean"] == pytest.approx(float(of_run[1]), abs=1e-3)
+    folder = run / "checkpoints" / "policy" / f"1-{steps}"
+    fewer = json_of("eval", str(folder), "--tasks", "2", "--repeats", "2", "--json", "--config", config)
+    assert (fewer["num_scored"], fewer["num_episodes"]) == (4, 4)
+    agent = tomllib.loads((run / "swarm.toml").read_text("utf-8"))["pools"]["guess"]["workflow"]
+    words = ("rollout", "--once", "--dry-run", agent, "--model", str(folder), "--max-tokens", "1", "--json")
+    assert json_of(*words)["reward"] is not None
+
+
+def test_a_run_survives_the_death_of_its_server(tmp_path: Path):
+    folder = tmp_path / "run"
+    words = ("demo", "--model", "tiny", "--steps", "8", "--json", "--dir", str(folder))
+    process = subprocess.Popen([*AGENTJET, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        wait_for_step(folder, 2)
+        server = json.loads((folder / "server.json").read_text())
+        os.kill(server["pid"], signal.SIGKILL)
+        output, _ = process.communicate(timeout=120)
+    finally:
+        process.terminate()
+        process.wait(60)
+    assert process.returncode == 0
+    line = json.loads(output)
+    assert (line["steps"], line["lost"], line["duplicated"]) == (8, 0, 0)
+    assert "the NATS server died and is started again" in (folder / "logs" / "swarm.log").read_text()
 
 
 def left_over(folder: Path) -> list[str]:
