@@ -3,8 +3,8 @@
 One event loop lives as long as the worker, so that clients and connections of the user's code can be kept between
 pieces of work; tasks that a piece leaves behind are cancelled before the next. The loop runs only while it awaits what
 the user's function returned: a plain function has the main thread to itself and may run a loop of its own. Nothing is
-read while user code runs: the way to stop it is to kill the process. User code may emit from threads of its own; what comes after its piece is
-over is dropped, for it would stand among the messages of the next one.
+read while user code runs: the way to stop it is to kill the process. User code may emit from threads of its own; what
+comes after its piece is over is dropped, for it would stand among the messages of the next one.
 """
 
 import asyncio
