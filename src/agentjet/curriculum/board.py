@@ -155,8 +155,28 @@ class Board:
             self.groups.pop(out.group, None)
 
     def claim(self, ticket: TicketId, attempt: int, deadline: float, number: int) -> None:
-        """A current ticket has a new player: the `number`-th."""
-        self.claims[ticket] = LiveClaim(attempt, deadline, number)
+        """A ticket has a new player: the `number`-th. Nothing to note once its slot has gone on."""
+        if self.is_current(ticket):
+            self.claims[ticket] = LiveClaim(attempt, deadline, number)
+
+    def end(self, ticket: TicketId) -> None:
+        """A ticket is known to have an end. Nothing to note once its slot has gone on."""
+        if self.is_current(ticket):
+            self.ended.add(ticket)
+
+    def is_current(self, ticket: TicketId) -> bool:
+        """Whether it is the newest offer of an open slot."""
+        name = TicketName.parse(ticket)
+        out = self.groups.get(name.group)
+        return out is not None and name.member in out.open_members and name.offer == out.offers[name.member]
+
+    def may_have_ended(self, ticket: Ticket) -> bool:
+        """Whether a current ticket can have an end: its players write one, or its deadline, which a claim sets.
+
+        Tickets of clients have a deadline from their issue on.
+        """
+        out = self.groups.get(ticket.group)
+        return out is None or bool(out.issue.client_group) or ticket.id in self.claims or ticket.id in self.ended
 
     def ticket(self, out: GroupOut, member: int) -> Ticket:
         """The current ticket of a slot."""
@@ -179,6 +199,11 @@ class Board:
         if name.member not in out.open_members or name.offer < out.offers[name.member]:
             return "ended"
         return self.ticket(out, name.member)
+
+    def has_open_members(self, group: GroupId) -> bool:
+        """Whether a slot of the group is unsettled."""
+        out = self.groups.get(group)
+        return out is not None and bool(out.open_members)
 
     def open_slots(self) -> Iterator[tuple[GroupOut, int, TicketId]]:
         """Unsettled slots with the ids of their current tickets, in order of issue."""

@@ -43,6 +43,7 @@ MAX_CLIENT_GROUP = 1024
 """Most members of a client's own group: its tickets are one answer."""
 _CHUNK = 256
 _FILL_SECONDS = 5.0
+_START_TRIES = 20
 
 
 class Curriculum:
@@ -142,24 +143,39 @@ class Curriculum:
     # Start
 
     async def _recover(self) -> None:
-        await self._chain.load()
-        async for message in self._bus.scan(stream_name(self._run, Stream.LEDGER)):
-            await self._take_ledger(message)
-        incarnation = self._course.ledger.incarnation + 1
-        self._course.incarnation = incarnation
-        start = CurriculumStart(
-            run=self._run,
-            incarnation=incarnation,
-            writer=secrets.token_hex(8),
-            config_digest=config_digest(self._settings),
-        )
-        await self._append(start)
+        await self._take_over()
+        # A look at the bus's time: deadlines and purges count from it, and the ledger of a new run was empty.
+        stored = await self._bus.get(stream_name(self._run, Stream.LEDGER), self._chain.last_sequence)
+        if stored is not None:
+            self._clock.observe(stored.time)
         async for message in self._bus.scan(stream_name(self._run, Stream.SCORES)):
             await self._take_score(message)
         await self._recall_claims()
         await self._look_at_streams()
         await self._sweep.publish_missing()
-        log.info("curriculum started", incarnation=incarnation, groups_out=len(self._course.board.groups))
+        board = self._course.board
+        log.info("curriculum started", incarnation=self._course.incarnation, groups_out=len(board.groups))
+
+    async def _take_over(self) -> None:
+        """Read the ledger and append the start; what a predecessor has stored meanwhile is read first."""
+        for tries_left in reversed(range(_START_TRIES)):
+            self._course.incarnation = 0
+            await self._chain.load()
+            async for message in self._bus.scan(stream_name(self._run, Stream.LEDGER)):
+                await self._take_ledger(message)
+            self._course.incarnation = self._course.ledger.incarnation + 1
+            start = CurriculumStart(
+                run=self._run,
+                incarnation=self._course.incarnation,
+                writer=secrets.token_hex(8),
+                config_digest=config_digest(self._settings),
+            )
+            try:
+                await self._append(start)
+                return
+            except FencedError:
+                if not tries_left:
+                    raise
 
     async def _recall_claims(self) -> None:
         board = self._course.board
@@ -183,8 +199,12 @@ class Curriculum:
 
     async def _follow_ledger(self) -> None:
         start = self._ledger_sequence + 1
+        own = subject.ledger(self._run, CURRICULUM)
         async for message in self._bus.tail(stream_name(self._run, Stream.LEDGER), start=start):
-            await self._take_ledger(message)
+            if message.subject == own and message.sequence <= self._chain.last_sequence:
+                self._clock.observe(message.time)
+            else:
+                await self._take_ledger(message)
 
     async def _take_score(self, message: StoredMessage) -> Ticket | None:
         """The next offer of the slot, when there has to be one."""
@@ -195,8 +215,13 @@ class Curriculum:
         except RecordError as error:
             log.error("a score can not be read; its slot stays open", subject=message.subject, error=str(error))
             return None
-        self._wake.set()
-        return self._course.board.score(record) if isinstance(record, Score) else None
+        if not isinstance(record, Score):
+            return None
+        ticket = self._course.board.score(record)
+        if not self._course.board.has_open_members(record.ticket.group):
+            # A single slot decides nothing: room comes from the ledger, ends from whole groups.
+            self._wake.set()
+        return ticket
 
     async def _follow_scores(self) -> None:
         start = self._scores_sequence + 1
@@ -263,15 +288,12 @@ class Curriculum:
             raise BusError("the ledger has to be read again first")
         try:
             sequence = await self._chain.append(record)
-            message = await self._bus.get(stream_name(self._run, Stream.LEDGER), sequence)
         except BusError:
             # Stored or not: only the chain itself can tell.
             self._is_chain_stale = True
             raise
-        if message is None:
-            raise BusError(f"LEDGER {sequence} was stored but can not be read")
-        self._clock.observe(message.time)
-        self._course.apply(sequence, message.time, record)
+        # The record's own time, up to a round trip: to read it would take another request.
+        self._course.apply(sequence, self._clock.now(), record)
 
     async def _refresh(self) -> None:
         """After a lost answer: read the chain again, and publish what it says."""

@@ -66,60 +66,62 @@ class ClaimDesk:
         if isinstance(ticket, str):
             return ClaimGrant(ticket=request.ticket, granted=False, reason=ticket)
         try:
-            if await self._has_ended(ticket):
-                return ClaimGrant(ticket=ticket.id, granted=False, reason="ended")
-            return await self._grant(ticket, request.worker)
+            return await self._claim(ticket, request.worker)
         except BusError as error:
             log.warning("a claim has to wait", ticket=ticket.id, error=str(error))
             return ClaimGrant(ticket=ticket.id, granted=False, reason="busy")
+
+    async def _claim(self, ticket: Ticket, worker: str) -> ClaimGrant:
+        for _ in range(_MAX_TRIES):
+            # Looked up again after a conflict: the claim that was not known here may have an end.
+            if self._board.may_have_ended(ticket) and await self._has_ended(ticket):
+                return ClaimGrant(ticket=ticket.id, granted=False, reason="ended")
+            known = self._board.claims.get(ticket.id)
+            if known is not None and known.is_last:
+                return ClaimGrant(ticket=ticket.id, granted=False, reason="busy")
+            claim = await self._append(ticket, worker, known)
+            if claim is not None:
+                self.num_granted += 1
+                return self._grant(ticket, claim)
+        raise BusError(f"{ticket.id}: others claimed it {_MAX_TRIES} times in between")
 
     async def _has_ended(self, ticket: Ticket) -> bool:
         if ticket.id not in self._board.ended:
             name = stream_name(self._run, Stream.EPISODES)
             if await self._bus.last(name, subject.episode(self._run, ticket.id)) is None:
                 return False
-            self._board.ended.add(ticket.id)
+            self._board.end(ticket.id)
         return True
 
-    async def _grant(self, ticket: Ticket, worker: str) -> ClaimGrant:
-        claim = await self._append(ticket, worker)
-        if claim is None:
-            return ClaimGrant(ticket=ticket.id, granted=False, reason="busy")
-        self.num_granted += 1
+    def _grant(self, ticket: Ticket, claim: LiveClaim) -> ClaimGrant:
         key = sign(self._secret, Key(self._run, ticket.id, claim.attempt, claim.deadline))
         return ClaimGrant(ticket=ticket.id, granted=True, attempt=claim.attempt, key=key, deadline=claim.deadline)
 
-    async def _append(self, ticket: Ticket, worker: str) -> LiveClaim | None:
-        """A new claim, which the board knows then; None when the ticket had enough of them."""
+    async def _append(self, ticket: Ticket, worker: str, known: LiveClaim | None) -> LiveClaim | None:
+        """A claim on top of the known one; None when there is a newer one, which the board knows then."""
         to = subject.claim(self._run, ticket.id)
-        for _ in range(_MAX_TRIES):
-            known = self._board.claims.get(ticket.id)
-            if known is not None and known.is_last:
-                return None
-            number, expected = (known.number + 1, known.attempt) if known else (1, 0)
-            claim = Claim(ticket=ticket.without_task(), worker=worker, number=number)
-            try:
-                attempt = await put(self._bus, self._run, Stream.CLAIMS, to, claim, expected=expected)
-            except ConflictError:
-                newest = await self._bus.last(stream_name(self._run, Stream.CLAIMS), to)
-                if newest is not None:
-                    await self._learn_of(newest)
-                continue
-            stored = await self._bus.get(stream_name(self._run, Stream.CLAIMS), attempt)
-            if stored is None:
-                raise BusError(f"claim {attempt} of {ticket.id} was stored but can not be read")
-            return await self._learn_of(stored)
-        raise BusError(f"{ticket.id}: others claimed it {_MAX_TRIES} times in between")
+        number, expected = (known.number + 1, known.attempt) if known else (1, 0)
+        claim = Claim(ticket=ticket.without_task(), worker=worker, number=number)
+        # Not after the record's own time, which would take another request to learn.
+        deadline = self._clock.now() + ticket.deadline_seconds
+        try:
+            attempt = await put(self._bus, self._run, Stream.CLAIMS, to, claim, expected=expected)
+        except ConflictError:
+            newest = await self._bus.last(stream_name(self._run, Stream.CLAIMS), to)
+            if newest is not None:
+                await self._learn_of(newest)
+            return None
+        self._board.claim(ticket.id, attempt, deadline, number)
+        return LiveClaim(attempt, deadline, number)
 
-    async def _learn_of(self, message: StoredMessage) -> LiveClaim:
-        """What a stored claim says; the board is told of it unless it knows a newer one."""
+    async def _learn_of(self, message: StoredMessage) -> None:
+        """Tell the board of a stored claim, unless it knows a newer one."""
         record = await read_as(Claim, self._bus, self._run, Stream.CLAIMS, message)
         self._clock.observe(message.time)
-        deadline = message.time + record.ticket.deadline_seconds
         known = self._board.claims.get(record.ticket.id)
         if known is None or known.attempt < message.sequence:
+            deadline = message.time + record.ticket.deadline_seconds
             self._board.claim(record.ticket.id, message.sequence, deadline, record.number)
-        return LiveClaim(message.sequence, deadline, record.number)
 
     async def authorize(self, request: AuthorizeRequest) -> Authorization:
         """What a key may do: genuine, not expired, and of the newest claim of its ticket."""

@@ -82,7 +82,7 @@ class Sweep:
             worker="curriculum",
         )
         stored = await put_once(self._bus, self._run, Stream.EPISODES, subject.episode(self._run, ticket), episode)
-        self._board.ended.add(ticket)
+        self._board.end(ticket)
         if stored.is_ours:
             self.num_buried += 1
             log.warning("a ticket is dead", ticket=ticket, reason=why, attempt=episode.attempt)
@@ -105,15 +105,15 @@ class Sweep:
             return
         ends = {ticket: subject.episode(self._run, ticket) for _, _, ticket in absent}
         ended = await self._bus.last_many(stream_name(self._run, Stream.EPISODES), list(ends.values()))
-        self._board.ended |= {ticket for ticket, end in ends.items() if end in ended and self._is_current(ticket)}
+        for ticket in (ticket for ticket, end in ends.items() if end in ended):
+            self._board.end(ticket)
+        # The board may have moved on while the streams were read.
         lost = [
-            (out, member) for out, member, ticket in absent if ends[ticket] not in ended and self._is_current(ticket)
+            (out, member)
+            for out, member, ticket in absent
+            if ends[ticket] not in ended and self._board.is_current(ticket)
         ]
         if lost:
             self.num_published_again += len(lost)
             log.info("tickets are published again", count=len(lost))
             await publish_tickets(self._bus, self._run, [self._board.ticket(out, member) for out, member in lost])
-
-    def _is_current(self, ticket: TicketId) -> bool:
-        # The board may have moved on while the streams were read.
-        return isinstance(self._board.find(ticket), Ticket)
