@@ -6,7 +6,7 @@ from hand_played import SECRET, Swarm, settings_of
 
 from agentjet.accounting.key import verify
 from agentjet.bus.ledger import LedgerChain
-from agentjet.bus.record import ask, last, put_once
+from agentjet.bus.record import ask, last, put, put_once
 from agentjet.config.settings import SwarmSettings
 from agentjet.curriculum.curriculum import Curriculum
 from agentjet.errors import ConfigError, FencedError
@@ -235,6 +235,24 @@ async def test_a_newer_curriculum_fences_the_older_one(swarm, tasks):
         async with swarm.curriculum(settings):
             with pytest.raises(FencedError, match="newer curriculum"):
                 await asyncio.wait_for(old, 10)
+
+
+async def test_a_curriculum_starts_over_what_its_predecessor_still_writes(swarm, tasks, monkeypatch):
+    """A killed predecessor's last record may be stored after its successor has read the ledger."""
+    load, late = LedgerChain.load, iter(range(2))
+
+    async def load_then_lose(chain):
+        records = await load(chain)
+        if chain._who == CURRICULUM and next(late, None) is not None:
+            start = CurriculumStart(run=swarm.run, incarnation=chain.last_sequence + 1, config_digest="")
+            await put(swarm.bus, swarm.run, Stream.LEDGER, subject.ledger(swarm.run, CURRICULUM), start)
+        return records
+
+    monkeypatch.setattr(LedgerChain, "load", load_then_lose)
+    async with swarm.curriculum(settings_of(tasks)):
+        await swarm.fetch(1)
+    starts = [one for one in await swarm.records(Stream.LEDGER) if isinstance(one, CurriculumStart)]
+    assert [one.incarnation for one in starts] == [1, 2, 3]
 
 
 async def test_an_evaluation_is_a_barrier_pinned_to_one_version(swarm, tasks):
