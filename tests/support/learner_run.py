@@ -17,7 +17,7 @@ from agentjet.schemas.ledger import (
     LearnerStart,
     LearnerStep,
 )
-from agentjet.schemas.sample import MergeReport, Sample, SampledCall, Segment, Tombstone
+from agentjet.schemas.sample import MergeReport, Sample, SampledCall, Segment, Tombstone, TombstoneReason
 from agentjet.schemas.subject import Stream, stream_name
 from agentjet.schemas.weights import Weights
 from agentjet.training.incarnation import Incarnation
@@ -62,6 +62,13 @@ def sample(run: RunId, group: int, member: int, reward: float) -> Sample:
         term_logprob=(-5.0, -5.0, -5.0),
         report=MergeReport(num_calls=1, num_branches=1, num_row_tokens=8, num_tree_tokens=8),
     )
+
+
+def dead(record: Sample) -> Tombstone:
+    """The tombstone that stands in a sample's place."""
+    names = ("run", "model", "ticket", "group", "member", "rank", "group_size")
+    fields = {name: getattr(record, name) for name in names}
+    return Tombstone.model_validate({"reason": TombstoneReason.DEAD, **fields})
 
 
 async def put_group(bus: Bus, run: RunId, group: int, rewards: tuple[float, float] = (1.0, 0.0)) -> None:
