@@ -148,7 +148,7 @@ class Reward:
             error=failure.message,
             traceback=failure.traceback,
         )
-        return invalid(episode, failure.kind, f"{reward}: {failure.message}", judged_by=reward)
+        return invalid(episode, failure.kind, f"{reward}: {failure.sentence}", judged_by=reward)
 
     async def _store(self, score: Score) -> None:
         to = subject.score(self._run, score.ticket.id)

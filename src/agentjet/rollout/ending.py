@@ -102,11 +102,17 @@ def _verdict(ticket: Ticket, captured: Captured, play: Play) -> tuple[EndStatus,
     if is_silent and captured.stop_reason == CONTEXT:
         return EndStatus.FAILED, TOO_LONG
     if play.failure is not None:
-        fault = Fault(kind=play.failure.kind, message=play.failure.message[:_MAX_MESSAGE])
+        fault = Fault(kind=play.failure.kind, message=_within(play.failure))
         return (EndStatus.ABORTED if play.failure.is_abort else EndStatus.FAILED), fault
     if ticket.kind is EpisodeKind.TRAIN and is_silent:
         return EndStatus.FAILED, NO_CALLS
     return EndStatus.COMPLETED, None
+
+
+def _within(failure: Failure) -> str:
+    """The failure's sentence within the limit of a fault's message."""
+    where = failure.sentence.removeprefix(failure.message)
+    return failure.message[: _MAX_MESSAGE - len(where)] + where
 
 
 async def store_end(bus: Bus, run: RunId, episode: Episode) -> EndReply:

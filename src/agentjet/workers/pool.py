@@ -35,12 +35,19 @@ class Failure:
     """Name of the error; `WorkerDied` and `DeadlineExceeded` are the pool's own."""
     message: str
     traceback: str = ""
+    where: str = ""
+    """`file.py:3`, the innermost line of the user's own code; empty when there is none."""
     is_abort: bool = False
     """The code gave up on purpose (AbortError)."""
     is_crash: bool = False
     """The process died: nothing is known of the code's own opinion."""
     is_late: bool = False
     """The time limit passed."""
+
+    @property
+    def sentence(self) -> str:
+        """The message and where it came from."""
+        return f"{self.message} ({self.where})" if self.where else self.message
 
 
 @dataclass(frozen=True, slots=True)

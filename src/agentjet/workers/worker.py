@@ -12,9 +12,11 @@ import inspect
 import os
 import socket
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -32,6 +34,7 @@ The function it gets is plain, whatever the user's is: what that returns has bee
 """
 
 _MAX_MESSAGE = 2_000
+_OTHERS_CODE = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]), "<")
 
 
 def work(sock: socket.socket, adapter: Adapter, function: Callable[..., Any]) -> None:
@@ -106,8 +109,17 @@ def _failure(error: BaseException) -> dict[str, Any]:
         "kind": type(error).__name__,
         "message": (str(error) or type(error).__name__)[:_MAX_MESSAGE],
         "traceback": "".join(traceback.format_exception(error))[-20 * _MAX_MESSAGE :],
+        "where": _where(error),
         "is_abort": isinstance(error, AbortError),
     }
+
+
+def _where(error: BaseException) -> str:
+    """The innermost line that is neither the library's, nor Python's, nor an installed package's."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(_OTHERS_CODE) and "site-packages" not in frame.filename:
+            return f"{Path(frame.filename).name}:{frame.lineno}"
+    return ""
 
 
 def _packed(reply: dict[str, Any]) -> bytes:
