@@ -14,6 +14,7 @@ import asyncio
 import itertools
 import json
 import math
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -134,6 +135,8 @@ class NatsConnection:
                     f"({self._error or 'no reply'}); start it, or correct the url"
                 )
             await dialing
+        except BusUnavailableError:
+            raise
         except (OSError, ValueError, nats.errors.Error) as error:
             raise BusUnavailableError(f"can not connect to {self._address}: {error}") from error
         finally:
@@ -371,7 +374,8 @@ class NatsConnection:
 
     async def _on_error(self, error: Exception) -> None:
         text = str(error) or type(error).__name__
-        self._error = text
+        # asyncio's text repeats the address.
+        self._error = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else text
         lowered = text.lower()
         if "authorization" in lowered or "authentication" in lowered:
             if not self._refused.done():

@@ -28,6 +28,8 @@ from agentjet.errors import BusUnavailableError, MissingExtraError, UserError
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.01
 _LOG_TAIL_BYTES = 4096
+_LOOK_SECONDS = 0.02
+"""Longer than `is_in_use` holds the lock that it looks at."""
 _CONFIG = """\
 server_name: "agentjet"
 host: "127.0.0.1"
@@ -173,13 +175,14 @@ class EmbeddedServer:
 
     def _lock(self) -> int:
         lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise UserError(
-                f"{self.directory} is in use by another NATS server; stop it, or choose another directory"
-            ) from None
+        give_up = time.monotonic() + _LOOK_SECONDS
+        while not _try_lock(lock):
+            if time.monotonic() > give_up:
+                os.close(lock)
+                raise UserError(
+                    f"{self.directory} is in use by another NATS server; stop it, or choose another directory"
+                )
+            time.sleep(_LOOK_SECONDS / 5)
         return lock
 
     def _write_config(self) -> Path:
@@ -223,6 +226,26 @@ class EmbeddedServer:
             return f"port {self._port} is in use; stop what listens there, or set another port (0 takes a free one)"
         last = tail[-1] if tail else "no output"
         return f"the NATS server ended at its start (exit code {returncode}): {last}; see {self.log_path}"
+
+
+def is_in_use(directory: Path) -> bool:
+    """Whether a server holds the lock of a data directory."""
+    try:
+        lock = os.open(directory / "lock", os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _try_lock(lock)
+    finally:
+        os.close(lock)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def find_binary() -> str:

@@ -21,7 +21,7 @@ from agentjet.bus.nats import NatsBus
 from agentjet.bus.protocol import StreamSpec
 from agentjet.bus.pull import PullInbox
 from agentjet.bus.reader import TruncatedError
-from agentjet.bus.server import EmbeddedServer
+from agentjet.bus.server import EmbeddedServer, is_in_use
 from agentjet.errors import BusError, BusFullError, BusTimeoutError, BusUnavailableError, ConflictError, UserError
 
 MIB = 1024**2
@@ -74,7 +74,9 @@ async def test_a_port_in_use_is_one_clear_sentence(tmp_path: Path):
 async def test_two_servers_never_share_a_data_directory(own_server: EmbeddedServer):
     with pytest.raises(UserError, match="in use by another NATS server"):
         await EmbeddedServer(own_server.directory, max_store_bytes=64 * MIB).start()
+    assert is_in_use(own_server.directory)
     await own_server.kill()
+    assert not is_in_use(own_server.directory)
     async with EmbeddedServer(own_server.directory, max_store_bytes=64 * MIB) as successor:
         assert successor.port
 
@@ -375,7 +377,8 @@ async def test_an_unreachable_server_is_an_error_in_bounded_time():
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     start = time.monotonic()
-    with pytest.raises(BusUnavailableError, match=f"no NATS server answers at 127.0.0.1:{port}"):
+    said = rf"^no NATS server answers at 127.0.0.1:{port} within 0.6 s \(Connection refused\); start it"
+    with pytest.raises(BusUnavailableError, match=said):
         await NatsBus.connect(f"nats://127.0.0.1:{port}", name="test", timeout_seconds=0.6)
     assert time.monotonic() - start < 3
 
