@@ -20,13 +20,14 @@ def export(checkpoint: Path, folder: Path) -> Path:
 
     Raises CheckpointError when the checkpoint is damaged, lacks a part, or the folder is in use or can not be written.
     """
+    # Before gigabytes are read.
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise CheckpointError(f"{folder} is there already; choose a new folder")
     manifest = verify(checkpoint)
     names = {file.name for file in manifest.files}
     if not {WEIGHTS, "config.json"} <= names:
         raise CheckpointError(f"{checkpoint} holds no {WEIGHTS} with a config.json; export an older checkpoint")
     wanted = [name for name in names if name == WEIGHTS or (name.endswith(_MODEL_SUFFIXES) and name != STATE)]
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise CheckpointError(f"{folder} is there already; choose a new folder")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:

@@ -53,7 +53,9 @@ class CheckpointStore:
         if entries:
             return entries[-1].path
         known = [f"{entry.model}/{entry.version}" for model in self.models() for entry in self.entries(model)]
-        raise CheckpointError(f"there is no checkpoint {name!r} in {self.root}; there is {', '.join(known) or 'none'}")
+        if not known:
+            raise CheckpointError(f"{self.root} holds no checkpoints; say with --config or --dir which run is meant")
+        raise CheckpointError(f"there is no checkpoint {name!r} in {self.root}; there are {', '.join(known)}")
 
     def remove(self, path: Path) -> None:
         """Delete a checkpoint; a crash in between leaves a `.pruned` folder that the next removal takes along."""

@@ -5,14 +5,18 @@ from pathlib import Path
 from agentjet.checkpoint.export import export as export_model
 from agentjet.checkpoint.store import CheckpointStore
 from agentjet.cli.output import readable_bytes, write_json, write_line
-from agentjet.cli.target import Target
+from agentjet.cli.target import Folder, no_run_in
 from agentjet.durable.manifest import read_manifest
 from agentjet.durable.manifest import verify as verify_checkpoint
 from agentjet.errors import CheckpointError
 
 
-def ls(*, target: Target | None = None, json: bool = False) -> None:
-    """List the checkpoints of a run, oldest first."""
+def ls(*, target: Folder | None = None, json: bool = False) -> None:
+    """List the checkpoints of a run, oldest first.
+
+    Args:
+        json: One JSON list.
+    """
     store = _store(target)
     rows = []
     for model in store.models():
@@ -30,10 +34,11 @@ def ls(*, target: Target | None = None, json: bool = False) -> None:
         state = row["error"] or f"{readable_bytes(int(row['num_bytes'])):>10}"
         write_line(f"{row['model']}/{row['version']:<10} step {row['step']:<6} {state}  {row['path']}")
     if not rows:
-        write_line(f"no checkpoints in {store.root}")
+        is_run = store.root.parent.joinpath("run.json").is_file()
+        write_line(f"no checkpoints yet in {store.root}" if is_run else no_run_in(store.root.parent))
 
 
-def verify(*names: str, target: Target | None = None) -> int:
+def verify(*names: str, target: Folder | None = None) -> int:
     """Read every byte and compare digests. Exit code 1 when one is damaged.
 
     Args:
@@ -56,7 +61,7 @@ def verify(*names: str, target: Target | None = None) -> int:
     return 1 if num_damaged else 0
 
 
-def export(name: str, folder: Path, *, target: Target | None = None) -> None:
+def export(name: str, folder: Path, *, target: Folder | None = None) -> None:
     """Write the model of a checkpoint in the Hugging Face format: safetensors, configuration, tokenizer.
 
     Args:
@@ -66,5 +71,5 @@ def export(name: str, folder: Path, *, target: Target | None = None) -> None:
     write_line(str(export_model(_store(target).find(name), folder)))
 
 
-def _store(target: Target | None) -> CheckpointStore:
-    return CheckpointStore((target or Target()).settings().run.dir / "checkpoints")
+def _store(target: Folder | None) -> CheckpointStore:
+    return CheckpointStore((target or Folder()).settings().run.dir / "checkpoints")

@@ -37,11 +37,12 @@ def check(*, target: Target | None = None, files: bool = False) -> None:
     """
     config = (target or Target()).load()
     settings = config.settings
+    if config.path is None:
+        raise ConfigError("there is no swarm.toml here; name one with --config")
     if files:
         check_files(settings)
-    name = config.path.name if config.path else "the configuration"
     pools = f"{len(settings.pools)} pool{'s' * (len(settings.pools) != 1)}"
-    write_line(f"{name} is valid: {len(settings.models)} model{'s' * (len(settings.models) != 1)}, {pools}")
+    write_line(f"{config.path.name} is valid: {len(settings.models)} model{'s' * (len(settings.models) != 1)}, {pools}")
 
 
 def check_files(settings: SwarmSettings) -> None:

@@ -20,7 +20,11 @@ _AGAIN_SECONDS = 0.5
 
 
 async def ls(*, target: Target | None = None, json: bool = False) -> None:
-    """List the slots whose last offer failed or that were buried, oldest first."""
+    """List the slots whose last offer failed or that were buried, oldest first.
+
+    Args:
+        json: One JSON list.
+    """
     settings = (target or Target()).settings()
     async with open_bus(settings) as bus:
         run = await find_run(bus, settings)

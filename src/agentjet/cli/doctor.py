@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from agentjet.cli.output import readable_bytes, write_json, write_line
-from agentjet.cli.target import Target
+from agentjet.cli.target import Server
 from agentjet.config import SwarmSettings
 from agentjet.errors import AgentJetError, BusUnavailableError, ConfigError
 
@@ -45,7 +45,7 @@ class Finding:
     detail: str
 
 
-async def doctor(*, target: Target | None = None, json: bool = False) -> int:
+async def doctor(*, target: Server | None = None, json: bool = False) -> int:
     """Check this machine and say what to do. Exit code 1 when something will not work.
 
     Args:
@@ -53,7 +53,7 @@ async def doctor(*, target: Target | None = None, json: bool = False) -> int:
     """
     findings = [_python(), *_torch(), _server_binary()]
     try:
-        settings = (target or Target()).settings()
+        settings = (target or Server()).load().settings
     except ConfigError as error:
         findings.append(Finding("config", Grade.FAIL, str(error)))
     else:
@@ -151,11 +151,11 @@ def _port(settings: SwarmSettings) -> Finding:
     host, port = settings.gateway.host, settings.gateway.port
     try:
         with socket.create_server((host, port)) as server:
-            shown = f"{port} is free" if port else f"some are free, for example {server.getsockname()[1]}"
-            return Finding("port", Grade.OK, f"on {host} {shown}")
+            shown = f"{host}:{server.getsockname()[1]} is free" if port else f"takes a free port of {host} at its start"
+            return Finding("gateway", Grade.OK, shown)
     except OSError as error:
         detail = f"{host}:{port} can not be used ({error.strerror}); set another gateway.port, or 0 for a free one"
-        return Finding("port", Grade.FAIL, detail)
+        return Finding("gateway", Grade.FAIL, detail)
 
 
 async def _bus(settings: SwarmSettings) -> Finding:
@@ -164,7 +164,8 @@ async def _bus(settings: SwarmSettings) -> Finding:
     try:
         async with asyncio.timeout(15), open_bus(settings) as bus:
             runs = await runs_on(bus)
-            return Finding("nats", Grade.OK, f"reachable, may list streams, holds {len(runs)} runs")
+            held = f"{len(runs)} run{'s' * (len(runs) != 1)}"
+            return Finding("nats", Grade.OK, f"reachable, may list streams, holds {held}")
     except BusUnavailableError as error:
         if settings.nats.url == "embedded":
             return Finding("nats", Grade.OK, "embedded: `agentjet up` starts the server")

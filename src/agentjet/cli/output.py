@@ -1,6 +1,7 @@
 """How commands write to standard output: JSON for programs, text for people."""
 
 import os
+import re
 import shutil
 import sys
 from datetime import timedelta
@@ -9,11 +10,15 @@ from typing import Any
 
 import orjson
 
+_NUMBERS = re.compile(r"\[\n *[-+.\deE]+(?:,\n *[-+.\deE]+)*\n *\]")
+"""A list of numbers over several lines; no JSON string holds a line's end."""
+
 
 def write_json(value: Any, *, indent: bool = True) -> None:
-    """One JSON document and a newline; numbers that JSON lacks (NaN, infinities) become null."""
+    """A JSON document, lists of numbers on one line; numbers that JSON lacks (NaN, infinities) become null."""
     option = orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indent else 0)
-    sys.stdout.write(orjson.dumps(value, option=option).decode() + "\n")
+    text = orjson.dumps(value, option=option).decode()
+    sys.stdout.write(_NUMBERS.sub(lambda found: f"[{' '.join(found[0][1:-1].split())}]", text) + "\n")
 
 
 def write_line(text: str = "") -> None:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from agentjet.bus.protocol import Bus
 from agentjet.cli.output import readable_bytes, readable_seconds, write_json, write_line
-from agentjet.cli.target import Target, open_bus, runs_on, stream_names_of
+from agentjet.cli.target import Server, open_bus, runs_on, stream_names_of
 from agentjet.errors import UserError
 from agentjet.schemas.ids import RunId
 from agentjet.schemas.subject import presence_bucket, stream_prefix
@@ -25,9 +25,13 @@ class RunSize:
     """Live ones."""
 
 
-async def ls(*, target: Target | None = None, json: bool = False) -> None:
-    """List the runs whose streams a server holds."""
-    async with open_bus((target or Target()).settings()) as bus:
+async def ls(*, target: Server | None = None, json: bool = False) -> None:
+    """List the runs whose streams a server holds.
+
+    Args:
+        json: One JSON list.
+    """
+    async with open_bus((target or Server()).settings()) as bus:
         sizes = [await size_of(bus, run) for run in await runs_on(bus)]
     if json:
         write_json([asdict(size) for size in sizes])
@@ -43,14 +47,14 @@ async def ls(*, target: Target | None = None, json: bool = False) -> None:
         write_line("no runs")
 
 
-async def rm(run: str, *, target: Target | None = None, force: bool = False) -> None:
+async def rm(run: str, /, *, target: Server | None = None, force: bool = False) -> None:
     """Delete a run's streams from the server; files in its folder stay.
 
     Args:
         run: Id of the run (see `agentjet runs ls`).
         force: Even while actors of it are alive.
     """
-    async with open_bus((target or Target()).settings()) as bus:
+    async with open_bus((target or Server()).settings()) as bus:
         await remove(bus, RunId(run), force=force)
     write_line(f"run {run} is deleted from the server")
 

@@ -1,40 +1,39 @@
-"""Which run and which server a command means: options, configuration, files of the run, streams of the server."""
+"""Which run and which server a command means: options, configuration, folders below `runs/`, streams of the server."""
 
-import os
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from cyclopts import Parameter
 
 from agentjet.bus.protocol import Bus
+from agentjet.bus.server import is_in_use
+from agentjet.cli.run_folder import RunFolder, run_folders
 from agentjet.config import SwarmSettings
-from agentjet.config.load import LoadedConfig, load
+from agentjet.config.load import DEFAULT_FILE, LoadedConfig, load
 from agentjet.config.place import RunPlace
-from agentjet.errors import UsageError, UserError
+from agentjet.errors import BusUnavailableError, UsageError, UserError
 from agentjet.schemas.ids import RunId
 from agentjet.schemas.subject import Stream, stream_name, stream_prefix
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Target:
-    """Options of every command that needs a configuration or a run."""
+class Folder:
+    """Options of every command that needs a configuration or the files of a run."""
 
     config: Path | None = None
-    """The swarm.toml (default: ./swarm.toml if there is one)."""
+    """The swarm.toml (default: that of --dir, else ./swarm.toml, else that of the newest run below ./runs)."""
     set: tuple[str, ...] = ()
     """A setting, for example `--set run.seed=7`; may be repeated."""
     dir: Path | None = None
     """Folder of the run, instead of `run.dir`."""
-    nats: str = ""
-    """Server, for example nats://host:4222, instead of `nats.url`."""
-    run: str = ""
-    """Id of the run (default: the one in the folder, else the only one on the server)."""
 
-    def load(self) -> LoadedConfig:
-        """The configuration with these options on top."""
+    def overrides(self) -> dict[str, str]:
+        """Dotted key to text of every setting that the options give. UsageError for what is no setting."""
         overrides: dict[str, str] = {}
         for text in self.set:
             key, equals, value = text.partition("=")
@@ -42,22 +41,65 @@ class Target:
                 raise UsageError(f"--set {text!r} is not KEY=VALUE, for example --set run.seed=7")
             overrides[key.strip()] = value
         if self.dir is not None:
-            overrides["run.dir"] = str(self.dir)
-        if self.nats:
-            overrides["nats.url"] = self.nats
-        if self.run:
-            overrides["run.id"] = self.run
-        return load(self.config, overrides)
+            overrides["run.dir"] = str(self.dir.expanduser().absolute())
+        return overrides
+
+    def load(self) -> LoadedConfig:
+        """The configuration with these options on top; a folder brings its own swarm.toml along."""
+        own = self.dir.expanduser() / DEFAULT_FILE if self.dir is not None else None
+        return load(own if self.config is None and own is not None and own.is_file() else self.config, self.overrides())
 
     def settings(self) -> SwarmSettings:
-        """The settings; where nothing says which folder, that of the only run that is up below `runs/`."""
+        """The settings; where nothing says which run, those of the one that is up below ./runs, else of the newest.
+
+        Which one was taken is said on standard error.
+        """
         config = self.load()
-        settings = config.settings
-        if config.path is None and self.dir is None and settings.nats.url == "embedded":
-            live = _live_folders(Path.cwd() / "runs")
-            if RunPlace(settings.run.dir).server() is None and len(live) == 1:
-                return settings.model_copy(update={"run": settings.run.model_copy(update={"dir": live[0]})})
-        return settings
+        is_said = config.path is not None or any(config.origins[key] != "default" for key in ("run.dir", "nats.url"))
+        found = None if is_said else self._found()
+        if found is None:
+            return config.settings
+        sys.stderr.write(f"agentjet: {found}; --dir names another\n")
+        return self._in(found.path).load().settings
+
+    def _found(self) -> RunFolder | None:
+        """The run that is meant when nothing says which."""
+        folders = run_folders(Path("runs"))
+        return next((folder for folder in folders if folder.is_up), folders[0] if folders else None)
+
+    def _in(self, folder: Path) -> Self:
+        return type(self)(**{**vars(self), "dir": folder})
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Server(Folder):
+    """Options of every command that speaks to a server."""
+
+    nats: str = ""
+    """Server, for example nats://host:4222, instead of `nats.url`."""
+
+    def overrides(self) -> dict[str, str]:
+        """As of `Folder`, and the server."""
+        return super().overrides() | ({"nats.url": self.nats} if self.nats else {})
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Target(Server):
+    """Options of every command that reads one run."""
+
+    run: str = ""
+    """Id of the run (default: the one in the folder, else the only one on the server)."""
+
+    def overrides(self) -> dict[str, str]:
+        """As of `Server`, and the run."""
+        return super().overrides() | ({"run.id": self.run} if self.run else {})
+
+    def _found(self) -> RunFolder | None:
+        if not self.run:
+            return super()._found()
+        return next((folder for folder in run_folders(Path("runs")) if folder.run == self.run), None)
 
 
 @asynccontextmanager
@@ -69,19 +111,30 @@ async def open_bus(settings: SwarmSettings) -> AsyncIterator[Bus]:
     from agentjet.actors.process import connect, embedded_server
 
     async with AsyncExitStack() as stack:
-        if settings.nats.url == "embedded" and _is_asleep(RunPlace(settings.run.dir)):
-            server = await stack.enter_async_context(embedded_server(settings))
-            nats = settings.nats.model_copy(update={"url": server.url})
-            settings = settings.model_copy(update={"nats": nats})
+        if settings.nats.url == "embedded":
+            place = RunPlace(settings.run.dir)
+            if not place.nats.is_dir() and place.server() is None:
+                raise BusUnavailableError(no_run_in(place.dir))
+            is_up = is_in_use(place.nats)
+            if is_up and place.server() is None:
+                raise BusUnavailableError(f"another command reads the run in {place.dir} just now; try again")
+            if place.nats.is_dir() and not is_up:
+                server = await stack.enter_async_context(embedded_server(settings))
+                nats = settings.nats.model_copy(update={"url": server.url})
+                settings = settings.model_copy(update={"nats": nats})
         bus = await connect(settings, name="agentjet command line")
         stack.push_async_callback(bus.close)
         yield bus
 
 
-def _is_asleep(place: RunPlace) -> bool:
-    """Whether the run's server has data but is not running."""
-    server = place.server()
-    return place.nats.is_dir() and (server is None or not _is_alive(server.pid))
+def no_run_in(folder: Path) -> str:
+    """A sentence for a folder that was looked into in vain."""
+    known = ", ".join(str(found.path) for found in run_folders(Path("runs")))
+    others = f"; below ./runs there are {known}" if known else ""
+    return (
+        f"there is no run in {folder}{others}; say with --config or --dir which run is meant, or start one with "
+        "`agentjet up`"
+    )
 
 
 async def find_run(bus: Bus, settings: SwarmSettings) -> RunId:
@@ -112,25 +165,6 @@ async def runs_on(bus: Bus) -> list[RunId]:
 def stream_names_of(run: RunId) -> list[str]:
     """Every stream that a run has; exact names, as one run's name may begin with another's."""
     return [stream_name(run, stream) for stream in Stream]
-
-
-def _live_folders(parent: Path) -> list[Path]:
-    found: list[Path] = []
-    for file in sorted(parent.glob("*/server.json")):
-        server = RunPlace(file.parent).server()
-        if server is not None and _is_alive(server.pid):
-            found.append(file.parent)
-    return found
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _listed(runs: Sequence[str]) -> str:

@@ -119,7 +119,8 @@ def load(
         raise ConfigError(complaint(error, place)) from None
     base = file.parent if file else Path.cwd()
     if not settings.run.dir.is_absolute():
-        settings = settings.model_copy(update={"run": settings.run.model_copy(update={"dir": base / settings.run.dir})})
+        folder = _clean(base / settings.run.dir)
+        settings = settings.model_copy(update={"run": settings.run.model_copy(update={"dir": folder})})
     return LoadedConfig(settings, _origins(settings, layers), file)
 
 
@@ -137,7 +138,7 @@ def shown_values(settings: SwarmSettings) -> dict[str, Any]:
 
 def _file_or_default(path: Path | None) -> Path | None:
     if path is not None:
-        return path.expanduser().absolute()
+        return _clean(path.expanduser().absolute())
     default = Path(DEFAULT_FILE).absolute()
     return default if default.is_file() else None
 
@@ -229,15 +230,20 @@ def _with_absolute_paths(tree: Mapping[str, Any], folder: Path, parents: Key = (
 def _absolute(text: str, key: Key, folder: Path) -> str:
     section, name = key[0], key[-1]
     if section in {"run", "nats"} and name in _PLACES:
-        return str(folder / Path(text).expanduser())
+        return str(_clean(folder / Path(text).expanduser()))
     if section == "models" and name == "path":
-        found = folder / Path(text).expanduser()
+        found = _clean(folder / Path(text).expanduser())
         return str(found) if text.startswith((".", "~")) or (found / "config.json").is_file() else text
     if section == "pools" and name in _CODE_FIELDS:
         file, colon, function = text.rpartition(":") if ":" in text else (text, "", "")
         if file.endswith((".py", ".jsonl")):
-            return f"{folder / Path(file).expanduser()}{colon}{function}"
+            return f"{_clean(folder / Path(file).expanduser())}{colon}{function}"
     return text
+
+
+def _clean(path: Path) -> Path:
+    """The path without `..`, as a shell's `cd` would take it."""
+    return Path(os.path.normpath(path))
 
 
 def _origins(settings: SwarmSettings, layers: list[_Layer]) -> dict[str, str]:

@@ -85,7 +85,8 @@ def resolve(name_or_path: str | Path) -> Path:
     folder = _from_hub_cache(name)
     if folder is None:
         raise ModelNotFoundError(
-            f"model {name!r} is neither a folder, nor in the Hugging Face cache, nor a preset ({', '.join(PRESETS)})"
+            f"model {name!r} is neither a folder, nor in the Hugging Face cache, nor a preset ({', '.join(PRESETS)}); "
+            f"a model of the hub is fetched by `hf download {name}`, a preset by `agentjet model fetch NAME`"
         )
     return folder
 

@@ -41,7 +41,7 @@ def test_find_takes_a_path_a_version_or_a_model(tmp_path):
     assert store.find(str(old)) == old
     assert store.find("m/1-2") == old
     assert store.find("m") == new
-    with pytest.raises(CheckpointError, match=r"there is m/1-2, m/1-4"):
+    with pytest.raises(CheckpointError, match=r"there are m/1-2, m/1-4"):
         store.find("m/9-9")
 
 

@@ -9,8 +9,11 @@ import pytest
 
 from agentjet.cli.decode import record_of_file, with_text
 from agentjet.cli.doctor import Grade, _disk, _port
+from agentjet.cli.evaluate import lines as evaluation_lines
 from agentjet.cli.main import run
+from agentjet.cli.output import write_json
 from agentjet.config import GatewaySettings, RunSettings, StreamSettings, SwarmSettings
+from agentjet.config.place import RunPlace
 from agentjet.errors import RecordError, UsageError
 from agentjet.schemas.claim import ClaimRequest
 from agentjet.schemas.codec import encode
@@ -65,6 +68,11 @@ def test_config_check_finds_missing_files(folder, capsys, text, said):
     assert run(["config", "check"]) == 0
     assert run(["config", "check", "--files"]) == 1
     assert said in capsys.readouterr().err
+
+
+def test_config_check_without_a_file_is_an_error(capsys):
+    assert run(["config", "check"]) == 1
+    assert "there is no swarm.toml here; name one with --config" in capsys.readouterr().err
 
 
 def test_decode_of_a_raw_body(folder, capsys):
@@ -150,6 +158,29 @@ def test_damaged_checkpoint_is_exit_code_1_after_all_were_read(folder, capsys):
     assert "ok " in shown
 
 
+def test_export_looks_at_its_target_before_it_reads(folder, capsys):
+    (checkpoint(folder, "1-2") / "config.json").write_bytes(b"[]")
+    (folder / "out").mkdir()
+    (folder / "out/x").touch()
+    assert run(["checkpoint", "export", "m/1-2", "out", "--dir", "run"]) == 1
+    assert "out is there already" in capsys.readouterr().err
+
+
+def test_checkpoint_of_another_run_names_those_there_are(folder, capsys):
+    assert run(["checkpoint", "export", "m", "out", "--dir", "run"]) == 1
+    assert "run/checkpoints holds no checkpoints; say with --config or --dir" in capsys.readouterr().err
+    checkpoint(folder, "1-2")
+    assert run(["checkpoint", "export", "m/1-3", "out", "--dir", "run"]) == 1
+    assert "there is no checkpoint 'm/1-3' in" in capsys.readouterr().err
+
+
+def test_checkpoints_of_no_run_hint_at_the_options(folder, capsys):
+    RunPlace(folder / "runs/.hidden/x").begin("x")
+    shown = output(capsys, "checkpoint", "ls")
+    assert "there is no run in" in shown
+    assert "say with --config or --dir which run is meant" in shown
+
+
 def test_no_checkpoint_is_one_sentence(capsys):
     assert run(["checkpoint", "verify", "--dir", "run"]) == 1
     assert "there is no checkpoint in" in capsys.readouterr().err
@@ -179,3 +210,23 @@ def test_doctor_names_a_port_in_use():
         settings = SwarmSettings(gateway=GatewaySettings(port=taken.getsockname()[1]))
         assert _port(settings).grade is Grade.FAIL
     assert _port(SwarmSettings()).grade is Grade.OK
+
+
+def test_list_of_numbers_is_one_line(capsys):
+    value = {"ids": [1, -2, 3.5e-9], "text": "[\n  1\n]", "rest": ["a", [], [1], [None]]}
+    write_json(value)
+    shown = capsys.readouterr().out
+    assert '"ids": [1, -2, 3.5e-9],\n' in shown
+    assert json.loads(shown) == value
+
+
+def test_evaluation_reads_for_people():
+    report = {"checkpoint": "c", "version": "1-60", "num_scored": 7, "reward_mean": 0.8571428571428571, "faults": []}
+    assert [line.split() for line in evaluation_lines(report)] == [
+        ["checkpoint", "c"],
+        ["version", "1-60"],
+        ["num_scored", "7"],
+        ["reward_mean", "0.8571"],
+    ]
+    failed = report | {"reward_mean": None, "faults": ["ValueError: boom"]}
+    assert evaluation_lines(failed)[-2:] == ["reward_mean          none: no episode was scored", "! ValueError: boom"]
