@@ -1,30 +1,52 @@
-"""`agentjet up`: server and every actor of one machine, until the run ends or is stopped."""
+"""`agentjet up`: server and every actor of one machine, until the run ends or is stopped.
+
+What `--set` and the other options say reaches the actors through their environment, as `AGENTJET_SECTION__KEY`.
+"""
 
 import asyncio
-from pathlib import Path
+import os
+from collections.abc import Mapping
 
 from rich.console import Console
 
 from agentjet.actors.swarm import Swarm, run_until_stopped
+from agentjet.bus.server import is_in_use
 from agentjet.cli.config import check_files
+from agentjet.cli.target import Target
 from agentjet.cli.view import watch
-from agentjet.config.load import load
-from agentjet.errors import ConfigError
+from agentjet.config.load import DELIMITER, ENV_PREFIX
+from agentjet.config.place import RunPlace
+from agentjet.errors import ConfigError, UserError
 
 
-def up(*, config: Path = Path("swarm.toml")) -> None:
-    """Start the swarm that a swarm.toml describes, and go on with its run.
-
-    Parameters
-    ----------
-    config
-        The configuration file.
-    """
-    loaded = load(config)
-    if loaded.path is None or not loaded.settings.models:
-        raise ConfigError(f"{config} configures no model; see `agentjet config show` and deploy/swarm.laptop.toml")
+def up(*, target: Target | None = None) -> None:
+    """Start the swarm that a swarm.toml describes, and go on with its run."""
+    given = target or Target()
+    loaded = given.load()
+    if loaded.path is None:
+        raise ConfigError("there is no swarm.toml here; name one with --config, for example deploy/swarm.laptop.toml")
+    if not loaded.settings.models:
+        raise ConfigError(f"{loaded.path} configures no model; see `agentjet config show` and deploy/swarm.laptop.toml")
     check_files(loaded.settings)
-    asyncio.run(run_until_stopped(lambda: _up(Swarm(loaded.settings, config.absolute()))))
+    check_free(RunPlace(loaded.settings.run.dir))
+    os.environ.update(variables(given.overrides()))
+    swarm = Swarm(loaded.settings, loaded.path)
+    asyncio.run(run_until_stopped(lambda: _up(swarm)))
+
+
+def check_free(place: RunPlace) -> None:
+    """Raises UserError when the run of the folder is up already."""
+    server = place.server()
+    if is_in_use(place.nats) and server is not None:
+        raise UserError(
+            f"run {place.run_id()} is up here (server pid {server.pid}): see `agentjet status --dir {place.dir}`, or "
+            "stop it first"
+        )
+
+
+def variables(overrides: Mapping[str, str]) -> dict[str, str]:
+    """Settings by dotted key as environment variables."""
+    return {ENV_PREFIX + key.replace(".", DELIMITER).upper(): value for key, value in overrides.items()}
 
 
 async def _up(swarm: Swarm) -> None:
