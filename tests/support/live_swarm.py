@@ -27,6 +27,7 @@ class LiveSwarm:
         self.bus, self.settings = bus, settings
         self.small = SmallSwarm(bus, reply, models=tuple(settings.models), context_length=4096)
         self.run = RUN
+        self.curriculum = Curriculum(bus, RUN, settings, SECRET, tick_seconds=0.05)
         self.tasks: list[asyncio.Future[None]] = []
 
     @property
@@ -39,7 +40,7 @@ class LiveSwarm:
         await self.small.prepare()
         gateway = Gateway(self.bus, RUN, self.settings.gateway)
         works = [
-            Curriculum(self.bus, RUN, self.settings, SECRET, tick_seconds=0.05).run(),
+            self.curriculum.run(),
             *(self._service(model).run(concurrency=16) for model in self.settings.models),
             Reward(self.bus, RUN, self.settings).run(),
         ]

@@ -7,7 +7,8 @@ from agentjet.curriculum.curriculum import Curriculum
 async def run(actor: Actor) -> None:
     """Until the run is finished."""
     curriculum = Curriculum(actor.bus, actor.run, actor.settings, actor.place.secret())
-    actor.waiting, actor.metrics, actor.state = curriculum.waiting, curriculum.metrics, "busy"
+    actor.waiting, actor.problems, actor.metrics = curriculum.waiting, curriculum.problems, curriculum.metrics
+    actor.state, actor.info["last_seen"] = "busy", curriculum.last_seen
     await curriculum.run()
 
 

@@ -68,6 +68,7 @@ class Actor:
     state: str = "starting"
     models: tuple[str, ...] = ()
     waiting: Callable[[], Sequence[Waiting]] = field(default=tuple)
+    problems: Callable[[], Sequence[str]] = field(default=tuple)
     metrics: Callable[[], dict[str, float]] = field(default=dict)
     info: dict[str, object] = field(default_factory=dict)
     lag: LoopWatch | None = None
@@ -93,6 +94,7 @@ class Actor:
             started=self.started,
             state=self.state,
             waiting=tuple(self.waiting()),
+            problems=tuple(self.problems()),
             metrics=metrics,
             info=dict(self.info),
         )

@@ -16,6 +16,7 @@ from agentjet.config.settings import PoolSettings, SwarmSettings
 from agentjet.curriculum.board import Board
 from agentjet.curriculum.dataset import TaskOrder, task_seed
 from agentjet.curriculum.plan import EvalPlan
+from agentjet.curriculum.streak import streaks_of
 from agentjet.errors import ConfigError, FencedError
 from agentjet.schemas.claim import OfferRequest
 from agentjet.schemas.ids import GroupId, RunId, Version, group_id
@@ -42,6 +43,7 @@ class Course:
         self.ledger = CurriculumView()
         self.learners: dict[str, LedgerView] = {model: LedgerView() for model in self.trained_models}
         self.board = Board(run, self.task_of)
+        self.streaks = streaks_of(settings)
         self.incarnation = 0
         self._mix = PoolMix({pool: one.weight for pool, one in settings.pools.items() if self._is_trained(pool)})
         self._positions: dict[str, int] = {}
@@ -127,6 +129,7 @@ class Course:
             self._owed.pop(record.retry_of, None)
         if record.kind is EpisodeKind.TRAIN:
             self._mix.record(record.pool)
+            self.streaks.issued(record.pool, time)
             self._wanted.pop(record.pool, None)
             if record.position >= 0 and not record.retry_of:
                 self._positions[record.pool] = record.position + 1
@@ -183,18 +186,27 @@ class Course:
         order = self.orders.get(pool)
         return self._owed_to(pool) is not None or (order is not None and order.has(self._position(pool)))
 
+    def _may_go_on(self, pool: str, now: float) -> bool:
+        """Whether the pool has a task to issue, and is not held up by failures; clients' own tasks never are."""
+        if not self._has_next_task(pool):
+            return False
+        if not self.streaks.is_stopping(pool):
+            return True
+        outs = (out for out in self.board.groups.values() if out.is_training and out.issue.pool == pool)
+        return self.streaks.is_probe_due(pool, now) and not any(out.open_members for out in outs)
+
     def _eligible(self, now: float) -> list[str]:
         self._wanted = {pool: at for pool, at in self._wanted.items() if now - at < OFFER_MEMORY_SECONDS}
         return [
             pool
             for pool in self.training_pools
-            if (self._has_next_task(pool) or pool in self._wanted) and self.room(pool)
+            if (self._may_go_on(pool, now) or pool in self._wanted) and self.room(pool)
         ]
 
     def next_training(self, now: float) -> GroupIssue | None:
         """The group to issue now, or None: no room, no task, or it is the turn of a client that was refused before."""
         pool = self._mix.pick(self._eligible(now))
-        if pool is None or not self._has_next_task(pool):
+        if pool is None or not self._may_go_on(pool, now):
             return None
         owed = self._owed_to(pool)
         if owed is not None:

@@ -17,7 +17,9 @@ from agentjet.bus.protocol import Bus, StoredMessage
 from agentjet.bus.record import read, read_as
 from agentjet.config.load import config_digest
 from agentjet.config.settings import SwarmSettings
+from agentjet.curriculum.attendance import LOOK_SECONDS, Attendance
 from agentjet.curriculum.board import tickets_of
+from agentjet.curriculum.code import CodeWatch
 from agentjet.curriculum.course import Course, load_orders
 from agentjet.curriculum.dataset import load_tasks
 from agentjet.curriculum.outlook import Outlook
@@ -77,6 +79,7 @@ class Curriculum:
         self._chain = LedgerChain(bus, run, CURRICULUM)
         self._clock = BusClock()
         self._course = Course(run, settings, load_orders(settings, load_tasks))
+        self._code = CodeWatch(settings.pools)
         served = tuple(name for name, one in settings.models.items() if not one.is_trained)
         self._desk = ClaimDesk(bus, run, self._course.board, self._clock, secret, served_models=served)
         self._sweep = Sweep(bus, run, self._course.board, self._clock, frozenset(settings.pools))
@@ -90,6 +93,7 @@ class Curriculum:
         self._outlook = Outlook(self._course, self._clock, settings.streams.admission_stop_ratio)
         self._lock = asyncio.Lock()
         self._wake = asyncio.Event()
+        self._attendance = Attendance(bus, run)
         self._retries = RetryDesk(bus, run, self._course, self._wake.set)
         self._is_chain_stale = False
         self._fenced: FencedError | None = None
@@ -115,8 +119,10 @@ class Curriculum:
                     group.create_task(self._follow_ledger()),
                     group.create_task(self._follow_scores()),
                     group.create_task(self._every(self._tick_seconds, self._sweep.bury)),
+                    group.create_task(self._every(self._tick_seconds, self._look_at_code)),
                     group.create_task(self._every(_FILL_SECONDS, self._look_at_streams)),
                     group.create_task(self._every(self._sweep_seconds, self._clean)),
+                    group.create_task(self._every(LOOK_SECONDS, self._attendance.look)),
                 ]
                 await self._lead()
                 for job in jobs:
@@ -131,6 +137,15 @@ class Curriculum:
         if lost is not None:
             found.insert(0, Waiting(what=f"the bus: {lost}", since=self._clock.now(), unblocked_by="the NATS server"))
         return found
+
+    def problems(self) -> list[str]:
+        """What needs a person: pools of which nothing but failures comes in."""
+        return self._course.streaks.problems()
+
+    @property
+    def last_seen(self) -> dict[str, float]:
+        """When engines and learners were last alive, by `<kind> <model>`; kept up to date."""
+        return self._attendance.last_seen
 
     def metrics(self) -> dict[str, float]:
         """Figures of the moment, and counts since this process started."""
@@ -217,6 +232,7 @@ class Curriculum:
             return None
         if not isinstance(record, Score):
             return None
+        self._course.streaks.score(record)
         ticket = self._course.board.score(record)
         if not self._course.board.has_open_members(record.ticket.group):
             # A single slot decides nothing: room comes from the ledger, ends from whole groups.
@@ -374,6 +390,11 @@ class Curriculum:
                 fills[stream.value] = info.num_bytes / info.max_bytes if info.max_bytes > 0 else 0.0
         self._outlook.fills = fills
         self._wake.set()
+
+    async def _look_at_code(self) -> None:
+        for pool in self._code.changed():
+            self._course.streaks.changed(pool)
+            self._wake.set()
 
     async def _clean(self) -> None:
         await self._sweep.publish_missing()

@@ -39,6 +39,8 @@ class Outlook:
     def _find(self) -> Iterator[tuple[str, str, str]]:
         for name in self.full_streams:
             yield f"stream {name}", f"stream {name} is {self.fills[name]:.0%} full: nothing is issued", "free space"
+        for pool, what, by in self._course.streaks.stops():
+            yield f"stop {pool}", what, by
         unclaimed, playing = self._tickets()
         for pool, count in unclaimed.items():
             yield f"claim {pool}", f"no rollout has claimed {count} tickets of pool {pool}", "a rollout or client"

@@ -35,6 +35,8 @@ class Presence(Record):
     state: str
     """One word: `starting`, `idle`, `busy`, `waiting`, `stopping`."""
     waiting: Annotated[tuple[Waiting, ...], AsTuple] = ()
+    problems: Annotated[tuple[str, ...], AsTuple] = ()
+    """What needs a person, one sentence each."""
     metrics: dict[str, float] = Field(default_factory=dict)
     info: dict[str, Any] = Field(default_factory=dict)
     """For example the gateway's base_url or an engine's version."""

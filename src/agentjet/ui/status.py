@@ -13,15 +13,22 @@ from typing import Any
 
 from agentjet.accounting.ledger import CurriculumView, LedgerView
 from agentjet.bus.presence import live_actors
-from agentjet.bus.protocol import Bus, StreamInfo
+from agentjet.bus.protocol import Bus, ConsumerPlace, StreamInfo
 from agentjet.bus.record import read
 from agentjet.errors import BusError
 from agentjet.schemas.ids import RunId, Version
 from agentjet.schemas.presence import Presence
 from agentjet.schemas.subject import CURRICULUM, Stream, stream_name
+from agentjet.ui.duration import duration
 
 FULL_RATIO = 0.8
 """Fill of a stream from which on it is reported."""
+SLOW_SECONDS = 30.0
+"""Age of a stage's oldest input from which on the stage is slow."""
+LAST_SEEN = "last_seen"
+"""In the curriculum's heartbeat: when an actor of a kind and model was last alive, by `<kind> <model>`."""
+_STAGES = {Stream.EPISODES: "reward", Stream.SCORES: "merger"}
+"""Streams that one kind of actor reads by a durable consumer of its name, at once."""
 _NOUNS = {"curriculum", "rollout", "merger"}
 """Actors whose name alone says that it is an actor."""
 
@@ -39,6 +46,8 @@ class Facts:
     """For each trained model that is known."""
     finish_reason: str | None = None
     """Why the run issues nothing more."""
+    oldest: Mapping[Stream, Mapping[str, float]] = field(default_factory=dict)
+    """When the oldest message was stored that a durable consumer has not settled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +91,8 @@ class StreamStatus:
     """Since its newest message; None while there has been none."""
     consumers: Mapping[str, int]
     """Messages that each durable consumer has not acknowledged."""
+    waiting_seconds: Mapping[str, float]
+    """Age of the oldest of them, for each consumer that has any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +131,13 @@ async def fetch(bus: Bus, run: RunId, *, now: float | None = None) -> Facts:
     presences = tuple(await live_actors(bus, run))
     streams = dict(zip(Stream, await asyncio.gather(*(_stream(bus, run, one) for one in Stream)), strict=True))
     curriculum, ledgers = await _ledgers(bus, run)
+    oldest = {stream: await _oldest(bus, info) for stream, info in streams.items() if info is not None}
     return Facts(
         run=run,
         now=time.time() if now is None else now,
         presences=presences,
         streams={stream: info for stream, info in streams.items() if info is not None},
+        oldest=oldest,
         ledgers=ledgers,
         finish_reason=curriculum.finish.reason if curriculum.finish else None,
     )
@@ -138,6 +151,21 @@ async def _stream(bus: Bus, run: RunId, stream: Stream) -> StreamInfo | None:
         if name in await bus.stream_names(name):
             raise
         return None  # the run is just being set up
+
+
+async def _oldest(bus: Bus, info: StreamInfo) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name in (name for name, count in info.consumers.items() if count):
+        time_of_first = await _first_time(bus, info.name, info.places[name])
+        if time_of_first is not None:
+            found[name] = time_of_first
+    return found
+
+
+async def _first_time(bus: Bus, stream: str, place: ConsumerPlace) -> float | None:
+    async for message in bus.scan(stream, place.subject, start=place.first_sequence):
+        return message.time
+    return None
 
 
 async def _ledgers(bus: Bus, run: RunId) -> tuple[CurriculumView, dict[str, LedgerView]]:
@@ -158,7 +186,7 @@ async def _ledgers(bus: Bus, run: RunId) -> tuple[CurriculumView, dict[str, Ledg
 def assess(facts: Facts) -> Status:
     """What the facts say."""
     actors = tuple(_actor(presence, facts.now) for presence in facts.presences)
-    streams = tuple(_stream_status(info, facts.now) for info in facts.streams.values())
+    streams = tuple(_stream_status(info, facts, stream) for stream, info in facts.streams.items())
     models = tuple(_model(name, facts) for name in _model_names(facts))
     problems = tuple(_problems(facts, streams, models))
     return Status(facts.run, facts.now, facts.finish_reason, problems, actors, streams, models)
@@ -182,7 +210,8 @@ def _actor(presence: Presence, now: float) -> ActorStatus:
     )
 
 
-def _stream_status(info: StreamInfo, now: float) -> StreamStatus:
+def _stream_status(info: StreamInfo, facts: Facts, stream: Stream) -> StreamStatus:
+    now = facts.now
     return StreamStatus(
         name=info.name,
         num_messages=info.num_messages,
@@ -193,6 +222,7 @@ def _stream_status(info: StreamInfo, now: float) -> StreamStatus:
         last_sequence=info.last_sequence,
         age_seconds=max(0.0, now - info.last_time) if info.last_time else None,
         consumers=dict(info.consumers),
+        waiting_seconds={name: max(0.0, now - time) for name, time in facts.oldest.get(stream, {}).items()},
     )
 
 
@@ -237,17 +267,48 @@ def _problems(facts: Facts, streams: Sequence[StreamStatus], models: Sequence[Mo
             )
     if facts.finish_reason is not None:
         return
+    yield from dict.fromkeys(problem for one in facts.presences for problem in one.problems)
     for model in models:
         if model.name in facts.ledgers and not model.num_learners:
-            yield f"no learner is attached to model {model.name}: its samples are kept and wait"
+            lost = _lost(facts, "learner", model.name)
+            yield f"no learner is attached to model {model.name}: {lost}its samples are kept and wait"
         if not model.engines:
-            yield f"no engine serves model {model.name}: its calls wait"
-    for actor, waits in (
-        ("curriculum", "nothing is issued and no ticket can be claimed"),
-        ("rollout", "tickets wait, unless clients of their own play them"),
-        ("reward", "ended episodes are not scored"),
-        ("merger", "scored episodes do not reach the learners"),
-        ("checkpoint", "what the learners save is neither verified nor pruned"),
+            calls = _backlog(facts, Stream.INFER, f"infer-{model.name}-any") or "its calls wait"
+            yield f"no engine serves model {model.name}: {_lost(facts, 'inference', model.name)}{calls}"
+    for stream, kind in _STAGES.items():
+        since = facts.oldest.get(stream, {}).get(kind, facts.now)
+        if _live(facts, kind) and facts.now - since >= SLOW_SECONDS:
+            yield f"consumer {kind} of {stream.value} is slow: {_backlog(facts, stream, kind)}"
+    for actor, waits, stream in (
+        ("curriculum", "nothing is issued and no ticket can be claimed", None),
+        ("rollout", "tickets wait, unless clients of their own play them", None),
+        ("reward", "ended episodes are not scored", Stream.EPISODES),
+        ("merger", "scored episodes do not reach the learners", Stream.SCORES),
+        ("checkpoint", "what the learners save is neither verified nor pruned", None),
     ):
         if not _live(facts, actor):
-            yield f"no {actor} {'' if actor in _NOUNS else 'actor '}is attached: {waits}"
+            backlog = _backlog(facts, stream, actor) if stream else ""
+            noun = "" if actor in _NOUNS else "actor "
+            yield f"no {actor} {noun}is attached: {waits}" + (f"; {backlog}" if backlog else "")
+
+
+def _lost(facts: Facts, actor: str, model: str) -> str:
+    """Since when there is none, as far as the curriculum saw one."""
+    for curriculum in _live(facts, "curriculum"):
+        seen = curriculum.info.get(LAST_SEEN, {}).get(f"{actor} {model}")
+        if seen is not None:
+            noun = "engine" if actor == "inference" else actor
+            return f"{noun} lost {duration(max(0.0, facts.now - seen))} ago, "
+    return ""
+
+
+def _backlog(facts: Facts, stream: Stream, consumer: str) -> str:
+    """What a consumer has not settled, in words; empty when that is nothing."""
+    info = facts.streams.get(stream)
+    count = info.consumers.get(consumer, 0) if info else 0
+    if not count:
+        return ""
+    noun = "call" if stream is Stream.INFER else "message"
+    since = facts.oldest.get(stream, {}).get(consumer)
+    age = "" if since is None else f", the oldest for {duration(max(0.0, facts.now - since))}"
+    return f"{count} {noun}{'s' * (count != 1)} waiting{age}"

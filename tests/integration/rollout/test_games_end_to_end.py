@@ -1,5 +1,6 @@
 """The example agents play through a real gateway, with a scripted model."""
 
+import asyncio
 import runpy
 from pathlib import Path
 
@@ -47,6 +48,22 @@ async def test_a_player_who_only_talks_gets_nothing_and_is_scored(memory_bus: Me
         scores = await swarm.scores(2)
     assert [(score.outcome, score.reward) for score in scores] == [(Outcome.SCORED, 0.0)] * 2
     assert scores[0].metrics["num_guesses"] == 3
+
+
+async def test_an_agent_that_always_raises_is_named_with_its_line(memory_bus: MemoryBus, tmp_path: Path):
+    code = "def tasks():\n    return [{}]\n\nasync def run(task, policy):\n    raise ValueError('boom')\n"
+    agent = tmp_path / "agent.py"
+    agent.write_text(code)
+    pool = {"workflow": f"{agent}:run", "tasks": f"{agent}:tasks", "group_size": 2}
+    model = {"path": "tiny", "learner": {"batch_groups": 3}}
+    of = SwarmSettings.model_validate({"models": {"m": model}, "pools": {"sums": pool}})
+    async with LiveSwarm(memory_bus, of, "").running(plays=True) as swarm:
+        scores = await swarm.scores(18)
+        async with asyncio.timeout(5):
+            while not (problems := swarm.curriculum.problems()) or "18" not in problems[0]:
+                await asyncio.sleep(0.01)
+    assert {score.outcome for score in scores} == {Outcome.INVALID}
+    assert problems == ["the last 18 episodes of pool sums failed: ValueError: boom (agent.py:5); see logs/rollout.log"]
 
 
 async def test_a_dry_run_plays_without_a_run(memory_bus: MemoryBus):

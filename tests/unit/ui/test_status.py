@@ -1,3 +1,4 @@
+import time
 from dataclasses import replace
 
 import pytest
@@ -71,10 +72,50 @@ def test_absent_actor_is_one_line(actor):
     assert " is attached: " in problem
 
 
+def test_what_actors_say_needs_a_person_is_a_problem_said_once():
+    curriculum = [presence("curriculum", problems=("the last 40 episodes failed",), name=name) for name in "ab"]
+    facts = without("curriculum")
+    assert assess(replace(facts, presences=(*facts.presences, *curriculum))).problems == (
+        "the last 40 episodes failed",
+    )
+
+
 def test_a13_lost_engine_is_visible():
     status = assess(without("inference"))
     assert status.problems == ("no engine serves model small: its calls wait",)
     assert status.models[0].staleness_steps is None
+
+
+def test_a13_lost_engine_is_told_with_its_age_and_the_calls_that_wait():
+    questions = StreamInfo("AJ_r_INFER", 3, 9, 100, 1, 3, 150.0, {"infer-small-any": 3})
+    seen = presence("curriculum", info={"last_seen": {"inference small": 148.0, "learner small": 30.0}})
+    facts = without("inference")
+    others = tuple(one for one in facts.presences if one.actor not in ("curriculum", "learner"))
+    facts = replace(
+        facts,
+        presences=(*others, seen),
+        streams={Stream.INFER: questions},
+        oldest={Stream.INFER: {"infer-small-any": 151.0}},
+    )
+    assert assess(facts).problems == (
+        "no learner is attached to model small: learner lost 2 min 10 s ago, its samples are kept and wait",
+        "no engine serves model small: engine lost 12 s ago, 3 calls waiting, the oldest for 9 s",
+    )
+
+
+def test_slow_and_dead_consumers_are_named_with_their_age():
+    ends = StreamInfo("AJ_r_EPISODES", 9, 9, 100, 1, 9, 150.0, {"reward": 7})
+    scores = StreamInfo("AJ_r_SCORES", 9, 9, 100, 1, 9, 150.0, {"merger": 1})
+    slow = {Stream.EPISODES: {"reward": 100.0}, Stream.SCORES: {"merger": 159.0}}
+    facts = whole(streams={Stream.EPISODES: ends, Stream.SCORES: scores}, oldest=slow)
+    status = assess(facts)
+    assert status.problems == ("consumer reward of EPISODES is slow: 7 messages waiting, the oldest for 1 min 00 s",)
+    assert [stream.waiting_seconds for stream in status.streams] == [{"reward": 60.0}, {"merger": 1.0}]
+    dead = replace(facts, presences=tuple(one for one in facts.presences if one.actor not in ("reward", "merger")))
+    assert assess(dead).problems == (
+        "no reward actor is attached: ended episodes are not scored; 7 messages waiting, the oldest for 1 min 00 s",
+        "no merger is attached: scored episodes do not reach the learners; 1 message waiting, the oldest for 1 s",
+    )
 
 
 def test_model_that_is_only_served_needs_no_learner():
@@ -130,6 +171,7 @@ async def test_facts_come_from_presence_streams_and_ledger(memory_bus):
     for spec in stream_specs(RUN, max_bytes=2**26):
         await memory_bus.ensure_stream(spec)
     await memory_bus.consumer(f"AJ_{RUN}_EPISODES", "reward")
+    await memory_bus.consumer(f"AJ_{RUN}_LEDGER", "reader")
     _, body = encode(presence("learner", "small"))
     await memory_bus.put_presence(subject.presence_bucket(RUN), "learner.x", body, ttl_seconds=60)
     await memory_bus.put_presence(subject.presence_bucket(RUN), "learner.y", b"of the future", ttl_seconds=60)
@@ -145,6 +187,8 @@ async def test_facts_come_from_presence_streams_and_ledger(memory_bus):
     assert [one.actor for one in facts.presences] == ["learner"]
     assert facts.streams[Stream.LEDGER].num_messages == 5
     assert facts.streams[Stream.EPISODES].consumers == {"reward": 0}
+    assert (facts.oldest[Stream.EPISODES], list(facts.oldest[Stream.LEDGER])) == ({}, ["reader"])
+    assert abs(facts.oldest[Stream.LEDGER]["reader"] - time.time()) < 60
     assert (facts.ledgers["small"].num_steps, set(facts.ledgers)) == (1, {"small", "other"})
     assert facts.finish_reason == "1 step"
 

@@ -145,6 +145,14 @@ async def test_a_fault_costs_one_piece_of_work(pool: WorkerPool, do: str, kind: 
     assert (await play(pool))[0].value["reward"] == 1.0
 
 
+async def test_a_failure_says_at_which_line_of_the_users_code_it_happened(pool: WorkerPool):
+    for do, line in (("raise", 'raise KeyError("no such tool")'), ("abort", 'policy.abort("the site is down")')):
+        done, _ = await play(pool, do=do)
+        assert done.failure is not None
+        number = next(index for index, text in enumerate(CODE.splitlines(), 1) if line in text)
+        assert done.failure.sentence.endswith(f" (agent.py:{number})")
+
+
 async def test_an_endless_loop_is_killed_at_its_deadline(pool: WorkerPool):
     began = time.monotonic()
     done, log = await play(pool, 0.5, do="loop")
