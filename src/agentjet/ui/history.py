@@ -119,10 +119,13 @@ class Counts:
     """Numbers of records along the way of an episode."""
 
     issued: int
-    """Slots, training and evaluation."""
+    """Tickets, training and evaluation: every offer of every slot."""
     ended: int
     """Episodes, each offer of a slot counted."""
     scored: int
+    """Episodes with a reward."""
+    failed: int
+    """Episodes that ended without one: invalid, aborted or dead."""
     sampled: int
     """Samples and tombstones, for each model."""
     settled: int
@@ -141,7 +144,7 @@ class RunHistory:
         self._groups: dict[GroupId, GroupIssue] = {}
         self._eval_scores: defaultdict[GroupId, dict[SlotId, Score]] = defaultdict(dict)
         self._num_records: defaultdict[Stream, int] = defaultdict(int)
-        self._num_scored = 0
+        self._num_scored = self._num_failed = self._num_reoffered = 0
         self._applied: dict[Stream, int] = {}
 
     def apply(self, stream: Stream, sequence: int, time: float, record: Record | None) -> None:
@@ -176,9 +179,10 @@ class RunHistory:
     def counts(self) -> Counts:
         """Numbers of records along the way of an episode."""
         return Counts(
-            issued=sum(issue.size for issue in self._groups.values()),
+            issued=sum(issue.size for issue in self._groups.values()) + self._num_reoffered,
             ended=self._num_records[Stream.EPISODES],
             scored=self._num_scored,
+            failed=self._num_failed,
             sampled=self._num_records[Stream.SAMPLES],
             settled=sum(len(point.members) for model in self.models.values() for point in model.steps),
         )
@@ -198,6 +202,8 @@ class RunHistory:
 
     def _score(self, score: Score) -> None:
         self._num_scored += score.outcome is Outcome.SCORED
+        self._num_failed += score.outcome is not Outcome.SCORED
+        self._num_reoffered += not score.closes_slot
         if score.ticket.kind is EpisodeKind.EVAL and score.closes_slot:
             self._eval_scores[score.ticket.group][score.ticket.slot] = score
 

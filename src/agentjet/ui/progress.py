@@ -26,6 +26,8 @@ from agentjet.ui.curve import RATIO_PREFIX, plain_name
 from agentjet.ui.history import EvalPoint, ModelHistory, RunHistory, StepPoint
 
 _PANEL_WIDTH = 100
+_PROBLEM_SECONDS = 30.0
+"""Least time between two plain lines on what is wrong."""
 _PACE_STEPS = 5
 """Steps from which the time to go is estimated."""
 _LONG_WAIT_SECONDS = 60.0
@@ -65,6 +67,7 @@ class Progress:
         self._is_off = False
         self._printed_steps: dict[str, int] = {}
         self._printed_evals: set[int] = set()
+        self._printed_problems = -math.inf
 
     def __enter__(self) -> Self:
         if self._console.is_terminal and not self._console.is_dumb_terminal:
@@ -91,15 +94,17 @@ class Progress:
         models = list(self._history.models.values()) or [ModelHistory("")]
         parts = [part for model in models for part in (self._head(model), self._model_facts(model))]
         counts, facts = self._history.counts, _grid()
-        episodes = f"{counts.issued} issued, {counts.ended} ended, {counts.scored} scored, {counts.settled} trained"
-        facts.add_row("episodes", Text(episodes))
+        episodes = f"{counts.issued} issued, {counts.ended} ended, {counts.scored} scored"
+        episodes += f", {counts.failed} failed" if counts.failed else ""
+        facts.add_row("episodes", Text(f"{episodes}, {counts.settled} trained"))
         for point in self._history.evals[-1:]:
             facts.add_row("evaluation", Text(_eval_text(point)))
         for name, what in _actor_rows(self._presence, self._clock()):
             facts.add_row(Text(name), what)
+        problems = [Text(f"! {problem}", style="bold yellow") for problem in self._problems()]
         width = min(self._console.width, _PANEL_WIDTH)
         title = Text(self._title, style="bold")
-        return Panel(Group(*parts, facts), title=title, title_align="left", width=width, border_style="blue")
+        return Panel(Group(*parts, facts, *problems), title=title, title_align="left", width=width, border_style="blue")
 
     def _head(self, model: ModelHistory) -> RenderableType:
         """Step, bar and time to go in one line."""
@@ -142,6 +147,10 @@ class Progress:
             values[_GENERATION] = sum(speeds)
         return [(label, form.format(value)) for name, label, form in _FIGURES if (value := values[name]) is not None]
 
+    def _problems(self) -> list[str]:
+        """What the actors say needs a person, each sentence once."""
+        return list(dict.fromkeys(problem for one in self._presence for problem in one.problems))
+
     def _redraw(self) -> None:
         if self._live is None:
             return
@@ -166,6 +175,17 @@ class Progress:
                 lines.append((point.step, f"evaluation {_eval_text(point)}"))
         for _, line in sorted(lines, key=itemgetter(0)):
             self._console.print(Text(line), soft_wrap=True)
+        self._print_problems()
+
+    def _print_problems(self) -> None:
+        """Their counts rise all the time: said at once, and then now and then."""
+        problems, now = self._problems(), self._clock()
+        if not problems:
+            self._printed_problems = -math.inf
+        elif now - self._printed_problems >= _PROBLEM_SECONDS:
+            self._printed_problems = now
+            for problem in problems:
+                self._console.print(Text(f"! {problem}"), soft_wrap=True)
 
     def _guard(self, draw: Callable[[], None]) -> None:
         """A terminal that is gone, or can not encode a sign, ends the display and nothing else."""

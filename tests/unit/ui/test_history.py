@@ -178,6 +178,16 @@ def test_training_scores_are_counted_but_are_no_evaluation():
     assert (history.counts.issued, history.counts.ended, history.counts.scored) == (2, 1, 1)
 
 
+def test_failures_and_the_tickets_that_follow_them_are_counted():
+    history = history_of(Stream.LEDGER, issue(0))
+    lost = score(0, 0, None)
+    history.apply(
+        Stream.SCORES, 1, 1.0, lost.model_copy(update={"ticket": lost.ticket.model_copy(update={"max_offers": 2})})
+    )
+    history.apply(Stream.SCORES, 2, 1.0, score(0, 1, None))
+    assert (history.counts.issued, history.counts.scored, history.counts.failed) == (3, 0, 2)
+
+
 def test_drops_and_the_end_of_the_run_are_kept():
     drop = GroupDrop(run=RUN, model="m", incarnation=1, group=GroupId("train-0"), rank=0, reason=DropReason.CONSTANT)
     history = history_of(Stream.LEDGER, start(), drop, RunFinish(run=RUN, reason="all steps are done"))

@@ -86,6 +86,21 @@ def add_evaluation(history: RunHistory, reward: float) -> None:
     history.apply(Stream.SCORES, 1, 1.0, score)
 
 
+def failed_score() -> Score:
+    ticket = Ticket(
+        run=RUN,
+        pool="p",
+        group="p-0",
+        member=0,
+        group_size=1,
+        models=("m",),
+        seed=1,
+        deadline_seconds=9.0,
+        max_offers=1,
+    )
+    return Score(run=RUN, ticket=ticket, attempt=1, outcome=Outcome.INVALID)
+
+
 def presence(actor: str, *waits: str, **more: Any) -> Presence:
     waiting = tuple(Waiting(what=what, since=1000.0) for what in waits)
     state = "waiting" if waits else "busy"
@@ -139,6 +154,26 @@ def test_the_panel_says_what_each_kind_of_actor_waits_for():
     text = panel(RunHistory(), 100, (presence("rollout"), presence("rollout"), presence("learner", "32 episodes")))
     assert "rollout x2 busy" in text
     assert "learner    waits 42 s for 32 episodes" in text
+
+
+def test_failures_are_counted_by_name_and_what_needs_a_person_is_shown_whole():
+    history, sentence = RunHistory(), f"the last 40 episodes of pool sums failed: {'boom ' * 20}; see logs/rollout.log"
+    add_evaluation(history, 0.75)
+    assert "1 issued, 0 ended, 1 scored, 0 trained" in panel(history)
+    history.apply(Stream.SCORES, 2, 1.0, failed_score())
+    text = panel(history, 80, (presence("curriculum", problems=(sentence,)), presence("rollout", problems=(sentence,))))
+    assert "1 scored, 1 failed, 0 trained" in text
+    assert text.count("! the last 40 episodes") == 1
+    assert "see logs/rollout.log" in " ".join(text.replace("│", " ").split())
+
+
+def test_a_problem_is_one_plain_line_now_and_then():
+    times, console = [0.0], console_of(40)
+    progress = Progress(console, RunHistory(), num_steps=4, title="x", clock=lambda: times[-1])
+    for time, sentence in ((1.0, "8 failed"), (2.0, "9 failed"), (32.0, "40 failed"), (33.0, ""), (34.0, "8 failed")):
+        times.append(time)
+        progress.refresh([presence("curriculum", problems=(sentence,) if sentence else ())])
+    assert written(console) == "! 8 failed\n! 40 failed\n! 8 failed\n"
 
 
 def test_generation_speed_comes_from_the_engines_where_no_step_says_it():
