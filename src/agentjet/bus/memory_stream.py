@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agentjet.bus.pattern import matches, overlap
-from agentjet.bus.protocol import Delivery, StoredMessage, StreamInfo, StreamSpec
+from agentjet.bus.protocol import ConsumerPlace, Delivery, StoredMessage, StreamInfo, StreamSpec
 from agentjet.errors import BusError, BusFullError, ConflictError
 
 _OVERHEAD_BYTES = 30
@@ -135,7 +135,7 @@ class MemoryStream:
 
     def info(self, *, with_consumers: bool) -> StreamInfo:
         self.expire()
-        consumers = {n: c.num_pending() + len(c.running) for n, c in self.consumers.items()} if with_consumers else {}
+        asked = self.consumers if with_consumers else {}
         return StreamInfo(
             name=self.spec.name,
             num_messages=len(self._messages),
@@ -144,7 +144,8 @@ class MemoryStream:
             first_sequence=next(iter(self._messages), self.last_sequence + 1 if self.last_sequence else 0),
             last_sequence=self.last_sequence,
             last_time=self._last_time,
-            consumers=consumers,
+            consumers={name: one.num_pending() + len(one.running) for name, one in asked.items()},
+            places={name: ConsumerPlace(one.subject, one.first_sequence) for name, one in asked.items()},
             time=self._epoch + asyncio.get_running_loop().time(),
         )
 
@@ -199,6 +200,11 @@ class ConsumerState:
         while message := self.stream.after(sequence, self.subject):
             count, sequence = count + 1, message.sequence + 1
         return count
+
+    @property
+    def first_sequence(self) -> int:
+        """Every message before it is acknowledged."""
+        return min([*self.running, self._next])
 
     def take(self, batch: int) -> list[tuple[StoredMessage, int]]:
         """Up to `batch` (message, deliveries): overdue ones first, then new ones."""

@@ -44,6 +44,16 @@ class StreamSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsumerPlace:
+    """Where a durable consumer stands."""
+
+    subject: str
+    """What it reads."""
+    first_sequence: int
+    """Every message before it is acknowledged."""
+
+
+@dataclass(frozen=True, slots=True)
 class StreamInfo:
     """A stream's state as the server counts it."""
 
@@ -57,6 +67,8 @@ class StreamInfo:
     """JetStream time of the newest message in seconds since the epoch; 0.0 when there has been none."""
     consumers: Mapping[str, int] = field(default_factory=dict[str, int])
     """Messages not yet acknowledged (waiting or running) for each durable consumer, where asked for."""
+    places: Mapping[str, ConsumerPlace] = field(default_factory=dict[str, ConsumerPlace])
+    """Of the same consumers."""
     time: float = 0.0
     """JetStream time of this reading in seconds since the epoch; 0.0 where the server does not say."""
 

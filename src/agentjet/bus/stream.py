@@ -9,7 +9,7 @@ from typing import Any
 from agentjet.bus.connection import NatsConnection
 from agentjet.bus.fault import STREAM_EXISTS_OTHERWISE, code_of, translate
 from agentjet.bus.message import parse_time
-from agentjet.bus.protocol import StreamInfo, StreamSpec
+from agentjet.bus.protocol import ConsumerPlace, StreamInfo, StreamSpec
 from agentjet.errors import BusError
 
 _DUPLICATE_WINDOW_SECONDS = 60.0
@@ -87,7 +87,7 @@ async def info(connection: NatsConnection, name: str, *, with_consumers: bool) -
     what = f"stream {name}"
     reply = await connection.api(f"STREAM.INFO.{name}", what=what)
     state = reply["state"]
-    consumers = await _backlogs(connection, name) if with_consumers else {}
+    consumers, places = await _consumers(connection, name) if with_consumers else ({}, {})
     return StreamInfo(
         name=name,
         num_messages=int(state["messages"]),
@@ -97,12 +97,13 @@ async def info(connection: NatsConnection, name: str, *, with_consumers: bool) -
         last_sequence=int(state["last_seq"]),
         last_time=parse_time(str(state["last_ts"])) if int(state["last_seq"]) else 0.0,
         consumers=consumers,
+        places=places,
         time=parse_time(str(reply["ts"])) if "ts" in reply else 0.0,
     )
 
 
-async def _backlogs(connection: NatsConnection, name: str) -> dict[str, int]:
-    backlogs: dict[str, int] = {}
+async def _consumers(connection: NatsConnection, name: str) -> tuple[dict[str, int], dict[str, ConsumerPlace]]:
+    backlogs, places = dict[str, int](), dict[str, ConsumerPlace]()
     offset = 0
     while True:
         reply = await connection.api(f"CONSUMER.LIST.{name}", {"offset": offset}, what=f"stream {name}")
@@ -111,6 +112,8 @@ async def _backlogs(connection: NatsConnection, name: str) -> dict[str, int]:
             durable = consumer["config"].get("durable_name")
             if durable:
                 backlogs[str(durable)] = int(consumer["num_pending"]) + int(consumer["num_ack_pending"])
+                floor = int(consumer["ack_floor"]["stream_seq"])
+                places[str(durable)] = ConsumerPlace(consumer["config"].get("filter_subject") or ">", floor + 1)
         offset += len(page)
         if not page or offset >= int(reply["total"]):
-            return backlogs
+            return backlogs, places

@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from agentjet.ui.duration import duration
 from agentjet.ui.status import ActorStatus, ModelStatus, Status, StreamStatus
 
 _MIB = 1024**2
@@ -58,19 +59,19 @@ def _actors(actors: tuple[ActorStatus, ...]) -> Table:
     table = _table("actor", "models", "state", "up>", "waits for")
     for actor in actors:
         waits = "; ".join(
-            f"{wait.what} ({_duration(wait.seconds)})" + (f", by {wait.unblocked_by}" if wait.unblocked_by else "")
+            f"{wait.what} ({duration(wait.seconds)})" + (f", by {wait.unblocked_by}" if wait.unblocked_by else "")
             for wait in actor.waiting
         )
         name = f"{actor.actor} {actor.host}:{actor.pid}"
-        table.add_row(name, ", ".join(actor.models), actor.state, _duration(actor.up_seconds), waits)
+        table.add_row(name, ", ".join(actor.models), actor.state, duration(actor.up_seconds), waits)
     return table
 
 
 def _streams(streams: tuple[StreamStatus, ...]) -> Table:
     table = _table("stream", "messages>", "MiB>", "full>", "newest>", "not acknowledged")
     for stream in streams:
-        consumers = ", ".join(f"{name} {count}" for name, count in sorted(stream.consumers.items()))
-        age = "never" if stream.age_seconds is None else f"{_duration(stream.age_seconds)} ago"
+        consumers = ", ".join(_backlog(stream, name) for name in sorted(stream.consumers))
+        age = "never" if stream.age_seconds is None else f"{duration(stream.age_seconds)} ago"
         table.add_row(
             stream.name.rpartition("_")[2],
             str(stream.num_messages),
@@ -82,8 +83,6 @@ def _streams(streams: tuple[StreamStatus, ...]) -> Table:
     return table
 
 
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+def _backlog(stream: StreamStatus, consumer: str) -> str:
+    seconds = stream.waiting_seconds.get(consumer)
+    return f"{consumer} {stream.consumers[consumer]}" + ("" if seconds is None else f" ({duration(seconds)})")

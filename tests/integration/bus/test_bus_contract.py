@@ -196,6 +196,8 @@ async def test_stream_info_counts_messages_and_backlogs(bus: Bus, unique: str):
         return (await bus.stream_info(stream, with_consumers=True)).consumers == {"stage": 4}
 
     await until(settled)
+    place = (await bus.stream_info(stream, with_consumers=True)).places["stage"]
+    assert (place.subject, place.first_sequence) == (">", 2)
     info = await bus.stream_info(stream)
     assert (info.num_messages, info.first_sequence, info.last_sequence) == (5, 1, 5)
     assert info.consumers == {}
