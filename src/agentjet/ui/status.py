@@ -267,6 +267,7 @@ def _problems(facts: Facts, streams: Sequence[StreamStatus], models: Sequence[Mo
             )
     if facts.finish_reason is not None:
         return
+    yield from dict.fromkeys(problem for one in facts.presences for problem in one.problems)
     for model in models:
         if model.name in facts.ledgers and not model.num_learners:
             lost = _lost(facts, "learner", model.name)

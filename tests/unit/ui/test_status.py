@@ -72,6 +72,14 @@ def test_absent_actor_is_one_line(actor):
     assert " is attached: " in problem
 
 
+def test_what_actors_say_needs_a_person_is_a_problem_said_once():
+    curriculum = [presence("curriculum", problems=("the last 40 episodes failed",), name=name) for name in "ab"]
+    facts = without("curriculum")
+    assert assess(replace(facts, presences=(*facts.presences, *curriculum))).problems == (
+        "the last 40 episodes failed",
+    )
+
+
 def test_a13_lost_engine_is_visible():
     status = assess(without("inference"))
     assert status.problems == ("no engine serves model small: its calls wait",)
