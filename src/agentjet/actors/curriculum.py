@@ -9,7 +9,6 @@ async def run(actor: Actor) -> None:
     curriculum = Curriculum(actor.bus, actor.run, actor.settings, actor.place.secret())
     actor.waiting, actor.problems, actor.metrics = curriculum.waiting, curriculum.problems, curriculum.metrics
     actor.state, actor.info["last_seen"] = "busy", curriculum.last_seen
-    actor.info["last_seen"] = curriculum.last_seen
     await curriculum.run()
 
 

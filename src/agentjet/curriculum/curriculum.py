@@ -18,7 +18,6 @@ from agentjet.bus.record import read, read_as
 from agentjet.config.load import config_digest
 from agentjet.config.settings import SwarmSettings
 from agentjet.curriculum.attendance import LOOK_SECONDS, Attendance
-from agentjet.curriculum.attendance import LOOK_SECONDS, Attendance
 from agentjet.curriculum.board import tickets_of
 from agentjet.curriculum.code import CodeWatch
 from agentjet.curriculum.course import Course, load_orders
@@ -95,7 +94,6 @@ class Curriculum:
         self._lock = asyncio.Lock()
         self._wake = asyncio.Event()
         self._attendance = Attendance(bus, run)
-        self._attendance = Attendance(bus, run)
         self._retries = RetryDesk(bus, run, self._course, self._wake.set)
         self._is_chain_stale = False
         self._fenced: FencedError | None = None
@@ -125,7 +123,6 @@ class Curriculum:
                     group.create_task(self._every(_FILL_SECONDS, self._look_at_streams)),
                     group.create_task(self._every(self._sweep_seconds, self._clean)),
                     group.create_task(self._every(LOOK_SECONDS, self._attendance.look)),
-                    group.create_task(self._every(LOOK_SECONDS, self._attendance.look)),
                 ]
                 await self._lead()
                 for job in jobs:
@@ -144,11 +141,6 @@ class Curriculum:
     def problems(self) -> list[str]:
         """What needs a person: pools of which nothing but failures comes in."""
         return self._course.streaks.problems()
-
-    @property
-    def last_seen(self) -> dict[str, float]:
-        """When engines and learners were last alive, by `<kind> <model>`; kept up to date."""
-        return self._attendance.last_seen
 
     @property
     def last_seen(self) -> dict[str, float]:
