@@ -2,8 +2,11 @@
 
 `Audit` is fed with what was found, in any order but the ledger's own, and `report` takes the differences:
 issued but not ended, ended but not scored, scored but not sampled, sampled but not settled. Each is work in progress,
-with its oldest id and age. Two numbers have to be 0 at all times: `lost` (a slot of a settled group whose record is
-missing, or whose sample the step left out) and `duplicated` (a slot that two steps that count have trained).
+with its oldest id and age. What differs for good is counted too: offers that failed and were followed by another,
+slots that were buried without an end, evaluations, what no step uses.
+
+Two numbers have to be 0 at all times: `lost` (a slot of a settled group whose record is missing, or whose sample the
+step left out) and `duplicated` (a slot that two steps that count have trained).
 
 What a purge took away is not missing: records of a settled group count as there in a stream that was purged.
 """
@@ -51,6 +54,14 @@ class AuditReport:
     """Samples in the steps that count, over all models."""
     dropped: int
     """Groups that no step will use, over all models."""
+    evaluated: int
+    """Scored tickets of evaluations, which reach no learner."""
+    reoffered: int
+    """Scored tickets that failed and were followed by the slot's next offer."""
+    buried: int
+    """Scored tickets without an end: never claimed, or not ended in time."""
+    untrained: int
+    """Settled samples and tombstones that no step trained: of dropped groups, or without a reward; over all models."""
     lost: int
     duplicated: int
     issued_not_ended: Difference
@@ -139,26 +150,39 @@ class Audit:
             for slot, ticket in tickets
             for stream in ("EPISODES", "SCORES")
         }
-        ended = {ticket for _, ticket in tickets if ticket in self._ends or is_known["EPISODES", ticket]}
         scored = {ticket for _, ticket in tickets if ticket in self._scores or is_known["SCORES", ticket]}
+        # A reward comes from an end, be it purged meanwhile.
+        rewarded = {ticket for ticket, (state, _) in self._scores.items() if state is TicketState.SCORED}
+        has_end = self._ends.keys() | rewarded
+        ended = {ticket for _, ticket in tickets if ticket in has_end or is_known["EPISODES", ticket]}
         lost, duplicated = sorted(self._lost(settled)), sorted(self._duplicated())
+        is_sampled = self._samples.keys() | set(self._purged_samples(settled))
+        trained = {(model, one) for model in self._learners for step in self._steps_of(model) for one in step.members}
         unsettled = [
             (f"{model} {slot}", time)
             for (model, slot), (_, time) in self._samples.items()
-            if TicketName.parse(f"{slot}.0").group not in settled.get(model, ())
+            if _group(slot) not in settled.get(model, ())
         ]
         return AuditReport(
             groups=len(self._times),
             issued=len(tickets),
             ended=len(ended),
             scored=len(scored),
-            sampled=len(self._samples),
+            sampled=len(is_sampled),
             settled=len(done),
             trained=sum(len(step.members) for model in self._learners for step in self._steps_of(model)),
             dropped=sum(view.num_dropped for view in self._learners.values()),
+            evaluated=sum(slot.issue.kind is EpisodeKind.EVAL and ticket in scored for slot, ticket in tickets),
+            reoffered=sum(state is TicketState.REOFFERED for state in states.values()),
+            buried=len(scored - ended),
+            untrained=sum(
+                (model, slot) not in trained and _group(slot) in settled.get(model, ()) for model, slot in is_sampled
+            ),
             lost=len(lost),
             duplicated=len(duplicated),
-            issued_not_ended=_difference(((one, slot.time) for slot, one in tickets if one not in ended), now),
+            issued_not_ended=_difference(
+                ((one, slot.time) for slot, one in tickets if one not in ended and one not in scored), now
+            ),
             ended_not_scored=_difference(
                 ((one, self._ends[one]) for _, one in tickets if one in self._ends and one not in scored), now
             ),
@@ -211,6 +235,13 @@ class Audit:
                 if (model, slot.slot) not in self._samples:
                     yield f"{model} {slot.slot}", time
 
+    def _purged_samples(self, settled: dict[str, set[GroupId]]) -> Iterator[tuple[str, SlotId]]:
+        """What is not in SAMPLES any more, where that was purged."""
+        for slot in self._slots() if "SAMPLES" in self._purged else ():
+            for model in slot.issue.ranks:
+                if slot.group in settled.get(model, ()):
+                    yield model, slot.slot
+
     def _lost(self, settled: dict[str, set[GroupId]]) -> Iterator[str]:
         trained = {
             model: {member for step in self._steps_of(model) for member in step.members} for model in self._learners
@@ -232,6 +263,10 @@ class Audit:
         for model in self._learners:
             times = Counter(member for step in self._steps_of(model) for member in step.members)
             yield from (f"{model} {member}" for member, count in times.items() if count > 1)
+
+
+def _group(slot: SlotId) -> GroupId:
+    return TicketName.parse(f"{slot}.0").group
 
 
 def _difference(found: Iterable[tuple[str, float]], now: float) -> Difference:

@@ -27,20 +27,52 @@ async def audit(*, target: Target | None = None, json: bool = False) -> int:
 
 
 def lines(report: AuditReport) -> list[str]:
-    """The report for people."""
+    """The report for people: each number, and in words why it is not the one before it."""
     return [
-        f"issued   {report.issued} tickets in {report.groups} groups{_rest(report.issued_not_ended, 'not ended')}",
-        f"ended    {report.ended}{_rest(report.ended_not_scored, 'not scored')}",
-        f"scored   {report.scored}{_rest(report.scored_not_sampled, 'not sampled')}",
-        f"sampled  {report.sampled}{_rest(report.sampled_not_settled, 'not settled')}",
-        f"settled  {report.settled} slots; {report.trained} samples trained, {report.dropped} groups dropped",
+        _line("issued", f"{report.issued} tickets in {_count(report.groups, 'group')}"),
+        _line("ended", report.ended, _open(report.issued_not_ended, "not ended")),
+        _line(
+            "scored",
+            report.scored,
+            _open(report.ended_not_scored, "not scored"),
+            _said(report.buried, "of them without an end (never claimed, or not ended in time)"),
+        ),
+        _line(
+            "sampled",
+            f"{report.sampled} samples and tombstones",
+            _open(report.scored_not_sampled, "not sampled"),
+            _said(report.evaluated, "of evaluations, which reach no learner"),
+            _said(report.reoffered, "failed and played again"),
+        ),
+        _line(
+            "settled",
+            f"{_count(report.settled, 'slot')}; {_count(report.trained, 'sample')} trained",
+            _open(report.sampled_not_settled, "not settled"),
+            _said(report.untrained, f"not trained: of {_count(report.dropped, 'dropped group')}, or without a reward"),
+        ),
         f"lost {report.lost}, duplicated {report.duplicated}",
         *(f"! {problem}" for problem in report.problems),
     ]
 
 
-def _rest(difference: Difference, what: str) -> str:
+def _line(name: str, value: object, *differences: str) -> str:
+    return "; ".join([f"{name:<8} {value}", *(one for one in differences if one)])
+
+
+def _open(difference: Difference, what: str) -> str:
     if not difference.count:
         return ""
     age = readable_seconds(difference.oldest_age_seconds)
-    return f"; {difference.count} {what} yet, the oldest {difference.oldest_id} for {age}"
+    return f"{difference.count} {what} yet, the oldest {difference.oldest_id} for {age}"
+
+
+def _said(count: int, what: str) -> str:
+    return f"{count} {what}" if count else ""
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}{_s(count)}"
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"

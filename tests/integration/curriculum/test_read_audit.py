@@ -1,6 +1,9 @@
+import asyncio
+
 import pytest
 
 from agentjet.bus.ledger import LedgerChain
+from agentjet.bus.memory import MemoryBus
 from agentjet.bus.record import put, stream_specs
 from agentjet.curriculum.audit import read_audit
 from agentjet.curriculum.board import tickets_of
@@ -39,6 +42,59 @@ def issue_of(run):
         deadline_seconds=9.0,
         max_offers=1,
     )
+
+
+class Growing(MemoryBus):
+    """A bus on which an episode is played, from issue to sample, before each stream is read."""
+
+    def __init__(self, run) -> None:
+        super().__init__()
+        self.run, self.chain, self.num_groups = run, LedgerChain(self, run, CURRICULUM), 0
+
+    async def scan(self, stream, subject=">", *, start=1, end=None):
+        await self.play()
+        async for message in super().scan(stream, subject, start=start, end=end):
+            yield message
+
+    async def play(self) -> None:
+        run, index = self.run, self.num_groups
+        self.num_groups += 1
+        issue = issue_of(run).model_copy(update={"index": index, "position": index, "ranks": {"m": index}, "size": 1})
+        await self.chain.append(issue)
+        (ticket,) = tickets_of(run, issue, {})
+        episode = Episode(run=run, ticket=ticket, attempt=1, status=EndStatus.COMPLETED)
+        await put(self, run, Stream.EPISODES, subject.episode(run, ticket.id), episode)
+        score = Score(run=run, ticket=ticket, attempt=1, outcome=Outcome.DEAD)
+        await put(self, run, Stream.SCORES, subject.score(run, ticket.id), score)
+        tombstone = Tombstone(
+            run=run,
+            model="m",
+            group=ticket.group,
+            rank=index,
+            group_size=1,
+            ticket=ticket.id,
+            member=0,
+            reason=TombstoneReason.DEAD,
+        )
+        await put(self, run, Stream.SAMPLES, subject.sample(run, "m", tombstone.slot), tombstone)
+
+
+async def test_a_run_in_progress_shows_no_impossible_order():
+    run = RunId("grow-abcdef")
+    bus = Growing(run)
+    for spec in stream_specs(run, max_bytes=64 * 1024 * 1024):
+        await bus.ensure_stream(spec)
+    await bus.chain.append(CurriculumStart(run=run, incarnation=1, config_digest="c"))
+    report = await read_audit(bus, run)
+    assert report.issued >= report.ended >= report.scored >= report.sampled >= report.settled
+    assert 0 < report.sampled < report.issued
+    assert report.lost == report.buried == 0
+
+
+async def test_ages_count_to_now_and_not_to_the_newest_record(bus, run):
+    await write_run(bus, run)
+    await asyncio.sleep(0.2)
+    assert 0.2 <= (await read_audit(bus, run)).issued_not_ended.oldest_age_seconds < 60
 
 
 async def write_run(bus, run):

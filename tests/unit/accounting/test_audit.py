@@ -192,3 +192,46 @@ def test_what_a_purge_took_away_is_not_missing():
         log.audit.purged(stream)
     report = log.report()
     assert (report.lost, report.issued_not_ended.count, report.ended, report.settled) == (0, 0, 2, 2)
+
+
+def test_what_differs_for_good_is_counted():
+    log = Log()
+    log.whole(0)
+    log.step(1, ["p-0.0", "p-0.1"], ["p-0"])
+    log.issue(1)
+    for ticket, outcome in (("p-1.0.0", Outcome.INVALID), ("p-1.0.1", Outcome.SCORED)):
+        log.end(ticket)
+        log.score(ticket, outcome)
+    log.score("p-1.1.0", Outcome.DEAD)
+    log.sample("p-1.0")
+    log.sample("p-1.1", is_sample=False)
+    log.write(GroupDrop(run=RUN, model="m", incarnation=1, group=GroupId("p-1"), rank=1, reason=DropReason.CONSTANT))
+    log.issue(2, kind=EpisodeKind.EVAL, size=1)
+    log.end("p-2.0.0")
+    log.score("p-2.0.0")
+    report = log.report()
+    assert (report.issued, report.ended, report.scored, report.sampled, report.settled) == (6, 5, 6, 4, 5)
+    assert (report.buried, report.reoffered, report.evaluated, report.untrained) == (1, 1, 1, 2)
+    assert report.issued_not_ended == Difference()
+    assert report.sampled == report.scored - report.evaluated - report.reoffered
+    assert report.trained == report.sampled - report.untrained
+
+
+def test_a_purge_changes_no_count():
+    log = Log()
+    log.whole(0)
+    log.step(1, ["p-0.0", "p-0.1"], ["p-0"])
+    before = log.report()
+    purged = Log()
+    purged.issue(0)
+    purged.step(1, ["p-0.0", "p-0.1"], ["p-0"])
+    for stream in ("EPISODES", "SCORES", "SAMPLES"):
+        purged.audit.purged(stream)
+    assert purged.report().counts() == before.counts()
+
+
+def test_a_reward_proves_an_end_that_was_purged_in_between():
+    log = Log()
+    log.issue(0, size=1)
+    log.score("p-0.0.0")
+    assert (log.report().ended, log.report().buried) == (1, 0)
