@@ -29,6 +29,7 @@ OnMessage = Callable[[dict[str, Any]], None]
 START_SECONDS = 60.0
 """Longest that importing the user's code may take."""
 _FORK_SECONDS = 10.0
+_STARTS = 3
 _EXIT_SECONDS = 2.0
 
 
@@ -110,7 +111,27 @@ class Nursery:
         self._forks: dict[int, asyncio.Future[int]] = {}
 
     async def start(self) -> None:
-        """Imports the user's code in the zygote; WorkflowError when it can not be imported."""
+        """Imports the user's code in the zygote; WorkflowError when it can not be imported.
+
+        A zygote that somebody kills meanwhile (the kernel, short of memory) says nothing about the code: another try.
+        """
+        for tries_left in reversed(range(_STARTS)):
+            reader, first = await self._launch()
+            if first is not None and "error" not in first:
+                break
+            await self.close()
+            if first is not None:
+                raise WorkflowError(first["error"])
+            if not tries_left or self._process is None or self._process.returncode != -signal.SIGKILL:
+                raise WorkflowError(f"{self.entry}: importing it ended the process ({self._exit()})")
+            log.warning("a zygote was killed while it started; trying again", entry=self.entry)
+        else:
+            raise AssertionError("the last try raises")
+        self.digest, self.is_alive = first["ready"], True
+        self._listener = asyncio.create_task(self._listen(reader))
+
+    async def _launch(self) -> tuple[asyncio.StreamReader, dict[str, Any] | None]:
+        """A new process, and its first word; None when it ended without one."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: ASYNC220 - returns after the fork; waiting is done in a thread
@@ -124,21 +145,13 @@ class Nursery:
         reader, self._writer = await asyncio.open_connection(sock=ours)
         try:
             async with asyncio.timeout(START_SECONDS):
-                first = await read(reader)
+                return reader, await read(reader)
         except TimeoutError:
-            first = {
-                "error": f"{self.entry}: importing it took more than {START_SECONDS:.0f} s; move work into the function"
-            }
+            why = f"{self.entry}: importing it took more than {START_SECONDS:.0f} s; move work into the function"
+            return reader, {"error": why}
         except asyncio.CancelledError:
             await self.close()
             raise
-        if first is None or "error" in first:
-            await self.close()
-            raise WorkflowError(
-                first["error"] if first else f"{self.entry}: importing it ended the process ({self._exit()})"
-            )
-        self.digest, self.is_alive = first["ready"], True
-        self._listener = asyncio.create_task(self._listen(reader))
 
     async def fork(self) -> Worker:
         """A fresh worker; ConnectionError when the zygote is gone."""

@@ -106,7 +106,11 @@ class WorkerPool:
     async def start(self) -> None:
         """Imports the code; WorkflowError says why it can not be."""
         nursery = await self._current()
-        nursery.idle += [await nursery.fork() for _ in range(self._num_warm)]
+        try:
+            nursery.idle += [await nursery.fork() for _ in range(self._num_warm)]
+        except ConnectionError as error:
+            # The first piece of work starts another zygote.
+            log.warning("no worker could be forked", entry=self.entry.text, error=str(error))
         self._watcher = asyncio.create_task(self._watch())
 
     async def run(

@@ -318,6 +318,22 @@ async def test_many_episodes_at_once_are_cheap_to_start(agent: Path):
     assert all(done.failure is None for done, _ in results)
 
 
+async def test_a_zygote_that_is_killed_while_it_imports_is_started_again(tmp_path: Path):
+    mark = tmp_path / "mark"
+    suicide = f"import os, pathlib\nmark = pathlib.Path({str(mark)!r})\n"
+    suicide += "if not mark.exists(): mark.touch(); os.kill(os.getpid(), 9)\n"
+    (tmp_path / "agent.py").write_text(suicide + "def run(task, policy): return 1.0")
+    async with open_pool(f"{tmp_path}/agent.py:run") as workers:
+        assert (await play(workers))[0].failure is None
+
+
+async def test_code_that_kills_its_process_at_every_import_is_one_sentence(tmp_path: Path):
+    (tmp_path / "agent.py").write_text("import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(WorkflowError, match=r"ended the process \(status -9\)"):
+        async with open_pool(f"{tmp_path}/agent.py:run"):
+            pass
+
+
 @pytest.mark.parametrize(
     ("code", "entry", "words"),
     [
