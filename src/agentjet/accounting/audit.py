@@ -48,6 +48,8 @@ class AuditReport:
     """Tickets with an outcome."""
     sampled: int
     """Samples and tombstones, over all models."""
+    sampled_slots: int
+    """Slots that these are of."""
     settled: int
     """Slots that are done: trained or dropped by every model of theirs, or evaluated."""
     trained: int
@@ -55,7 +57,7 @@ class AuditReport:
     dropped: int
     """Groups that no step will use, over all models."""
     evaluated: int
-    """Scored tickets of evaluations, which reach no learner."""
+    """Scored tickets of evaluations, which reach no learner; without those that were followed by another."""
     reoffered: int
     """Scored tickets that failed and were followed by the slot's next offer."""
     buried: int
@@ -169,10 +171,14 @@ class Audit:
             ended=len(ended),
             scored=len(scored),
             sampled=len(is_sampled),
+            sampled_slots=len({slot for _, slot in is_sampled}),
             settled=len(done),
             trained=sum(len(step.members) for model in self._learners for step in self._steps_of(model)),
             dropped=sum(view.num_dropped for view in self._learners.values()),
-            evaluated=sum(slot.issue.kind is EpisodeKind.EVAL and ticket in scored for slot, ticket in tickets),
+            evaluated=sum(
+                slot.issue.kind is EpisodeKind.EVAL and ticket in scored and states[ticket] is not TicketState.REOFFERED
+                for slot, ticket in tickets
+            ),
             reoffered=sum(state is TicketState.REOFFERED for state in states.values()),
             buried=len(scored - ended),
             untrained=sum(

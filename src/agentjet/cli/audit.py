@@ -39,7 +39,8 @@ def lines(report: AuditReport) -> list[str]:
         ),
         _line(
             "sampled",
-            f"{report.sampled} samples and tombstones",
+            f"{report.sampled} samples and tombstones"
+            + (f" of {_count(report.sampled_slots, 'slot')}" if report.sampled_slots != report.sampled else ""),
             _open(report.scored_not_sampled, "not sampled"),
             _said(report.evaluated, "of evaluations, which reach no learner"),
             _said(report.reoffered, "failed and played again"),

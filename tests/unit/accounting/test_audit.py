@@ -207,11 +207,13 @@ def test_what_differs_for_good_is_counted():
     log.sample("p-1.1", is_sample=False)
     log.write(GroupDrop(run=RUN, model="m", incarnation=1, group=GroupId("p-1"), rank=1, reason=DropReason.CONSTANT))
     log.issue(2, kind=EpisodeKind.EVAL, size=1)
-    log.end("p-2.0.0")
-    log.score("p-2.0.0")
+    for ticket, outcome in (("p-2.0.0", Outcome.INVALID), ("p-2.0.1", Outcome.SCORED)):
+        log.end(ticket)
+        log.score(ticket, outcome)
     report = log.report()
-    assert (report.issued, report.ended, report.scored, report.sampled, report.settled) == (6, 5, 6, 4, 5)
-    assert (report.buried, report.reoffered, report.evaluated, report.untrained) == (1, 1, 1, 2)
+    assert (report.issued, report.ended, report.scored, report.sampled, report.settled) == (7, 6, 7, 4, 5)
+    assert (report.buried, report.reoffered, report.evaluated, report.untrained) == (1, 2, 1, 2)
+    assert report.sampled_slots == 4
     assert report.issued_not_ended == Difference()
     assert report.sampled == report.scored - report.evaluated - report.reoffered
     assert report.trained == report.sampled - report.untrained

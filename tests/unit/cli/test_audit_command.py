@@ -11,6 +11,7 @@ WHOLE = AuditReport(
     ended=880,
     scored=880,
     sampled=880,
+    sampled_slots=880,
     settled=880,
     trained=880,
     dropped=0,
@@ -40,12 +41,17 @@ def test_nothing_is_explained_where_nothing_differs():
     ]
 
 
+def test_samples_of_several_models_are_told_from_slots():
+    assert lines(replace(WHOLE, sampled=1760))[3] == "sampled  1760 samples and tombstones of 880 slots"
+
+
 def test_every_difference_is_explained_in_words():
     report = replace(
         WHOLE,
         ended=875,
         scored=873,
         sampled=820,
+        sampled_slots=820,
         settled=800,
         trained=760,
         dropped=3,
