@@ -37,6 +37,8 @@ _HEADROOM_BYTES = 4 * 1024
 _ATTEMPT_SECONDS = 3.0
 _RETRY_SECONDS = 0.05
 _PRESENCE_BYTES = 64 * 1024 * 1024
+_LONGEST_LIFETIME_SECONDS = 60.0
+"""Of a heartbeat that does not say."""
 LIFETIME_HEADER = "AJ-Lifetime"
 """Seconds that a heartbeat lives: what `Nats-TTL` says to the server, for readers."""
 
@@ -290,7 +292,8 @@ class NatsBus:
         # A server that was just started removes what ran out while it slept only seconds later.
         now = (await self.stream_info(f"KV_{bucket}")).time
         async for message in self.scan(f"KV_{bucket}", f"{base}>"):
-            key, lifetime = message.subject.removeprefix(base), float(message.headers.get(LIFETIME_HEADER, "inf"))
+            key = message.subject.removeprefix(base)
+            lifetime = float(message.headers.get(LIFETIME_HEADER, _LONGEST_LIFETIME_SECONDS))
             if key.startswith(prefix) and "KV-Operation" not in message.headers and message.time + lifetime > now:
                 live[key] = message.payload
         return live

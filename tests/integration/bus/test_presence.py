@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from agentjet.bus import nats
 from agentjet.bus.nats import NatsBus
 from agentjet.bus.presence import live_actors, renew, withdraw
 from agentjet.bus.protocol import Bus
@@ -66,6 +67,16 @@ async def test_heartbeat_that_ran_out_while_the_server_slept_is_not_alive(tmp_pa
             finally:
                 await bus.close()
         await asyncio.sleep(0.6 * is_first)
+
+
+async def test_heartbeat_that_does_not_say_how_long_it_lives_is_not_alive_for_ever(
+    nats_bus: NatsBus, unique: str, monkeypatch
+):
+    await nats_bus.put_presence(unique, "learner.a", b"x", ttl_seconds=60)
+    await nats_bus.publish(f"$KV.{unique}.learner.a", b"y", stream=f"KV_{unique}")
+    assert await nats_bus.presence(unique) == {"learner.a": b"y"}
+    monkeypatch.setattr(nats, "_LONGEST_LIFETIME_SECONDS", 0.0)
+    assert await nats_bus.presence(unique) == {}
 
 
 async def test_heartbeat_is_measured_by_its_stored_time(nats_bus: NatsBus, unique: str, monkeypatch):
