@@ -261,7 +261,7 @@ def left_over(run: RunId, folder: Path) -> list[str]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             texts = [*process.cmdline(), *process.environ().values()]
-            if process.pid not in above and any(run in text or str(folder) in text for text in texts):
+            if process.pid not in above and any(run in text or f"{folder}/" in f"{text}/" for text in texts):
                 found.append(f"{process.pid} {' '.join(process.cmdline())[:120]}")
     return found
 
@@ -274,7 +274,7 @@ def machine() -> str:
 async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """One line of figures."""
     started = time.monotonic()
-    steps = args.steps or max(6, args.kills // 2)
+    steps = args.steps or max(10, args.kills // 4)
     config = write_config(folder, steps=steps, seed=args.seed)
     swarm = Swarm(load(config).settings, config)
     victims = Victims(swarm)
@@ -305,7 +305,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=0, help="optimizer steps of the run (default: kills / 2)")
+    parser.add_argument("--steps", type=int, default=0, help="optimizer steps of the run (default: kills / 4)")
     parser.add_argument("--dir", type=Path, default=None, help="folder of the run, which is kept")
     parser.add_argument("--json", action="store_true", help="one JSON line instead of progress and a table")
     args = parser.parse_args()
