@@ -4,7 +4,8 @@
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from agentjet.errors import TaskDataError
@@ -48,8 +49,19 @@ def _tasks(entry: str) -> Sequence[dict[str, Any]]:
     return list(load(located)())
 
 
+@asynccontextmanager
+async def open_stage(workflow: str) -> AsyncIterator[Stage]:
+    """A stage for one task; WorkflowError when the agent can not be loaded, before anything else is."""
+    stage = Stage(entry_of(workflow), max_running=1)
+    try:
+        await stage.start()
+        yield stage
+    finally:
+        await stage.close()
+
+
 async def dry_run(
-    workflow: str,
+    stage: Stage,
     task: dict[str, Any],
     *,
     base_url: str,
@@ -59,10 +71,10 @@ async def dry_run(
     seed: int = 0,
     timeout_seconds: float = 600.0,
 ) -> Play:
-    """Plays one task with a workflow against an endpoint.
+    """Plays one task against an endpoint.
 
     Args:
-        workflow: `file.py`, `file.py:function` or `module:function`.
+        stage: Of `open_stage`.
         task: The task instance.
         base_url: Of an OpenAI-compatible API, `/v1` included.
         api_key: For it.
@@ -70,14 +82,6 @@ async def dry_run(
         sampling: What `policy.sampling` holds; None takes the defaults.
         seed: `policy.seed`.
         timeout_seconds: After this the agent is stopped.
-
-    Raises:
-        WorkflowError: The agent can not be loaded.
     """
-    stage = Stage(entry_of(workflow), max_running=1)
-    try:
-        await stage.start()
-        part = Part(base_url, api_key, tuple(models), seed, "dry-run", sampling=sampling or Sampling())
-        return await stage.play(task, part, timeout_seconds=timeout_seconds)
-    finally:
-        await stage.close()
+    part = Part(base_url, api_key, tuple(models), seed, "dry-run", sampling=sampling or Sampling())
+    return await stage.play(task, part, timeout_seconds=timeout_seconds)

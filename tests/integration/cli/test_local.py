@@ -58,6 +58,8 @@ def test_one_task_against_a_model_served_here_shows_its_tokens(folder):
     (call,) = shown["calls"]
     assert len(call["completion_ids"]) == len(call["logprobs"]) == call["completion_tokens"] > 0
     assert shown["metrics"]["num_tokens"] == call["completion_tokens"]
+    assert "<|im_start|>user\none<|im_end|>" in call["prompt"]
+    assert call["message"]["content"].strip() in call["reply"]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from small_swarm import SmallSwarm
 from agentjet.bus.memory import MemoryBus
 from agentjet.config.settings import GatewaySettings, SwarmSettings
 from agentjet.gateway import Gateway
-from agentjet.rollout.dry_run import dry_run, entry_of, task_of
+from agentjet.rollout.dry_run import dry_run, entry_of, open_stage, task_of
 from agentjet.schemas.score import Outcome
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -74,7 +74,8 @@ async def test_a_dry_run_plays_without_a_run(memory_bus: MemoryBus):
     gateway = Gateway(memory_bus, RUN, GatewaySettings())
     async with swarm.running():
         base_url, key = await gateway.start(), await swarm.claim()
-        play = await dry_run(workflow, task, base_url=base_url, api_key=key, models=("m",))
+        async with open_stage(workflow) as stage:
+            play = await dry_run(stage, task, base_url=base_url, api_key=key, models=("m",))
         await gateway.close()
     assert play.failure is None
     assert play.reward == pytest.approx(1.0)
