@@ -16,7 +16,8 @@ from agentjet.schemas.task import Ticket
 
 BUSY_SECONDS = 2.0
 """Delay before a ticket whose claim could not be decided is handed out again."""
-_CLAIM_SECONDS = 10.0
+_CLAIM_SECONDS = 4.0
+"""A granted claim takes milliseconds; what a curriculum had in hand when it was killed is never answered."""
 
 
 @dataclass(frozen=True, slots=True)
