@@ -12,6 +12,7 @@ own listens on loopback, so that any OpenAI client in the process can play.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +23,7 @@ import structlog
 from agentjet.bus.handler import PostponeError
 from agentjet.bus.nats import NatsBus
 from agentjet.bus.protocol import Bus, Consumer, Delivery
-from agentjet.bus.record import ask, read_as
+from agentjet.bus.record import ask, read, read_as
 from agentjet.client.episode import ClientEpisode
 from agentjet.config.settings import GatewaySettings
 from agentjet.errors import BusError, BusTimeoutError, BusUnavailableError, ConfigError, RecordError, UsageError
@@ -31,7 +32,8 @@ from agentjet.rollout.claiming import BUSY_SECONDS, claim, worker_name
 from agentjet.schemas import subject
 from agentjet.schemas.claim import OfferReply, OfferRequest
 from agentjet.schemas.ids import RunId, check_token
-from agentjet.schemas.subject import Stream, stream_name
+from agentjet.schemas.ledger import RunFinish
+from agentjet.schemas.subject import CURRICULUM, Stream, stream_name
 from agentjet.schemas.task import Ticket
 
 log = structlog.get_logger(__name__)
@@ -41,6 +43,8 @@ _FETCH_SECONDS = 1.5
 _FULL_SECONDS = 1.0
 _OFFER_SECONDS = 10.0
 _STRANGE_SECONDS = 10.0
+GONE_SECONDS = 60.0
+"""How long `claim` waits for a run that can not be reached."""
 
 
 class SwarmClient:
@@ -116,10 +120,10 @@ class SwarmClient:
         self._bus = None
 
     async def claim(self, pool: str) -> AsyncGenerator[ClientEpisode, None]:
-        """Episodes of a pool's own tasks, one after the other, for ever; waits while there is none.
+        """Episodes of a pool's own tasks, one after the other, until the run is over; waits while there is none.
 
         Raises:
-            BusUnavailableError: The bus is gone for good.
+            BusUnavailableError: The run could not be reached for `GONE_SECONDS`.
         """
         bus = self._connected()
         consumer = await bus.consumer(
@@ -128,10 +132,16 @@ class SwarmClient:
             subject=subject.tasks_of(self._run, pool),
             ack_wait_seconds=ACK_WAIT_SECONDS,
         )
+        last_seen = time.monotonic()
         while True:
             episode = await self._next(consumer)
             if episode is not None:
                 yield episode
+            elif (is_over := await self._is_over(last_seen)) is None:
+                continue
+            elif is_over:
+                return
+            last_seen = time.monotonic()
 
     async def open(self, task: Mapping[str, Any], *, pool: str, group: str, n: int = 1) -> list[ClientEpisode]:
         """Episodes of a task of your own: `n` members of one group, whose rewards are compared with one another.
@@ -193,6 +203,25 @@ class SwarmClient:
                     await delivery.ack()
                 return episode
         return None
+
+    async def _is_over(self, last_seen: float) -> bool | None:
+        """Whether the run is finished, so that no ticket will come; None while that can not be found out."""
+        bus = self._connected()
+        try:
+            last = await bus.last(stream_name(self._run, Stream.LEDGER), subject.ledger(self._run, CURRICULUM))
+            return last is not None and isinstance(await read(bus, self._run, Stream.LEDGER, last), RunFinish)
+        except BusUnavailableError:
+            raise
+        except BusError as error:
+            away_seconds = time.monotonic() - last_seen
+            if away_seconds > GONE_SECONDS:
+                raise BusUnavailableError(
+                    f"run {self._run} could not be reached for {away_seconds:.0f} s ({error}); start it again with "
+                    "`agentjet up`, or check the address"
+                ) from None
+            return None
+        except RecordError:
+            return False  # of a newer AgentJet
 
     async def _take(self, ticket: Ticket, delivery: Delivery | None) -> ClientEpisode | None:
         bus, gateway = self._connected(), await self._endpoint()

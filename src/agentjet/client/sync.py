@@ -100,7 +100,11 @@ class SyncSwarmClient:
         episodes = self._client.claim(pool)
         try:
             while True:
-                yield SyncEpisode(thread.wait(anext(episodes)), thread)
+                try:
+                    episode = thread.wait(anext(episodes))
+                except StopAsyncIteration:
+                    return
+                yield SyncEpisode(episode, thread)
         finally:
             thread.wait(episodes.aclose())
 

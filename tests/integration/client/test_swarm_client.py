@@ -9,17 +9,19 @@ from live_swarm import LiveSwarm
 from openai import AsyncOpenAI
 
 from agentjet.bus.memory import MemoryBus
-from agentjet.bus.record import last, stream_specs
+from agentjet.bus.nats import NatsBus
+from agentjet.bus.record import last, put, stream_specs
 from agentjet.bus.server import EmbeddedServer
 from agentjet.client import SwarmClient, SyncEpisode, SyncSwarmClient
 from agentjet.client.swarm import find_run
 from agentjet.client.sync import LoopThread
 from agentjet.config.settings import SwarmSettings
-from agentjet.errors import BusTimeoutError, ConfigError, UsageError
+from agentjet.errors import BusTimeoutError, BusUnavailableError, ConfigError, UsageError
 from agentjet.gateway import ApiError
 from agentjet.schemas import subject
 from agentjet.schemas.episode import EndStatus, Episode
 from agentjet.schemas.ids import RunId, TicketId
+from agentjet.schemas.ledger import CurriculumStart, RunFinish
 from agentjet.schemas.score import Outcome
 from agentjet.schemas.subject import Stream, stream_name
 
@@ -191,6 +193,56 @@ async def test_tickets_of_a_pool_are_claimed_one_after_the_other(memory_bus: Mem
                 break
         assert [score.reward for score in await swarm.scores(3)] == [1.0] * 3
     assert len(set(seen)) == 3
+
+
+async def test_claiming_ends_with_the_run_and_goes_on_when_the_run_does(memory_bus: MemoryBus):
+    for spec in stream_specs(RUN, max_bytes=1 << 30):
+        await memory_bus.ensure_stream(spec)
+    chain = subject.ledger(RUN, "curriculum")
+    start, finish = CurriculumStart(run=RUN, incarnation=1, config_digest="c"), RunFinish(run=RUN, reason="done")
+    await put(memory_bus, RUN, Stream.LEDGER, chain, start)
+    async with SwarmClient(bus=memory_bus) as client, asyncio.timeout(10):
+        claiming = asyncio.ensure_future(anext(client.claim("given"), None))
+        await asyncio.sleep(0.05)
+        await put(memory_bus, RUN, Stream.LEDGER, chain, finish)
+        assert await claiming is None
+        await put(memory_bus, RUN, Stream.LEDGER, chain, start.model_copy(update={"incarnation": 2}))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await anext(client.claim("given"))
+
+
+async def test_claiming_from_a_run_that_is_gone_ends_with_a_sentence(
+    memory_bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+):
+    for spec in stream_specs(RUN, max_bytes=1 << 30):
+        await memory_bus.ensure_stream(spec)
+    await put(memory_bus, RUN, Stream.LEDGER, subject.ledger(RUN, "curriculum"), RunFinish(run=RUN, reason="done"))
+
+    async def away(*_: object) -> None:
+        raise BusTimeoutError("not connected to 127.0.0.1:4222")
+
+    async with SwarmClient(bus=memory_bus) as client, asyncio.timeout(20):
+        monkeypatch.setattr(memory_bus, "last", away)
+        monkeypatch.setattr("agentjet.client.swarm._FETCH_SECONDS", 0.01)
+        monkeypatch.setattr("agentjet.client.swarm.GONE_SECONDS", 0.1)
+        with pytest.raises(BusUnavailableError, match=r"could not be reached.*not connected to 127.*agentjet up"):
+            await anext(client.claim("given"))
+
+
+def test_the_sync_clients_loop_over_episodes_ends_with_the_run(nats_server: EmbeddedServer):
+    run = RunId("done-aaaaaa")
+
+    async def finish() -> None:
+        bus = await NatsBus.connect(nats_server.url, name="test")
+        for spec in stream_specs(run, max_bytes=1 << 20):
+            await bus.ensure_stream(spec)
+        await put(bus, run, Stream.LEDGER, subject.ledger(run, "curriculum"), RunFinish(run=run, reason="done"))
+        await bus.close()
+
+    asyncio.run(finish())
+    with SyncSwarmClient(nats_server.url, run=run) as client:
+        assert list(client.claim("given")) == []
 
 
 async def test_a_ticket_of_a_newer_agentjet_is_left_to_others(memory_bus: MemoryBus, tmp_path: Path):
