@@ -236,9 +236,9 @@ async def _until_stopped(actor: Actor, actor_main: Main, bus: NatsBus) -> int:
         loop.add_signal_handler(number, stopping.set)
     async with LoopWatch() as lag:
         actor.lag = lag
+        beat = asyncio.ensure_future(actor.beat())
         jobs = {
             asyncio.ensure_future(actor_main(actor)): "main",
-            asyncio.ensure_future(actor.beat()): "beat",
             asyncio.ensure_future(stopping.wait()): "stop",
             asyncio.ensure_future(bus.wait_closed()): "closed",
         }
@@ -246,12 +246,14 @@ async def _until_stopped(actor: Actor, actor_main: Main, bus: NatsBus) -> int:
         actor.state = "stopping"
         for job in left:
             job.cancel()
+        # The heartbeat goes on meanwhile: an actor that finishes its work is seen as stopping, not as dead.
         stopped, _ = await asyncio.wait(left, timeout=STOP_SECONDS)
-    names = {jobs[job] for job in done}
+        beat.cancel()
+        await asyncio.wait({beat})
     for job in (*done, *stopped):
         if not job.cancelled():
             _raise_first(job)
-    if "closed" in names:
+    if "closed" in {jobs[job] for job in done}:
         raise BusUnavailableError("the connection to the NATS server is closed for good; restart this actor")
     return 0
 
