@@ -302,19 +302,20 @@ async def test_p06_an_evaluation_settles_at_its_score_and_reaches_no_learner(swe
     assert await count(swept_bus, run, Stream.SAMPLES) == 0
 
 
-async def test_p07_a23_one_score_settles_every_model_through_a_crash_between_them(swept_bus: NatsBus, tasks):
+async def test_p07_a23_one_score_settles_every_model_through_a_crash_between_them(own: OwnServer, tasks):
     """Model `n` is never called; the merger dies after the record of `m`."""
+    bus = own.bus
     settings = chat_settings(tasks, models=("m", "n"), group_size=2)
-    chat, swarm = SmallSwarm(swept_bus, models=("m", "n")), Swarm(swept_bus, RUN)
-    await make_streams(swept_bus, RUN)
-    learners = [FoldLearner(swept_bus, RUN, model, settings).run() for model in ("m", "n")]
-    async with swarm.curriculum(settings), working(chat.service.run(), Reward(swept_bus, RUN, settings).run()):
+    chat, swarm = SmallSwarm(bus, models=("m", "n")), Swarm(bus, RUN)
+    await make_streams(bus, RUN)
+    learners = [FoldLearner(bus, RUN, model, settings).run() for model in ("m", "n")]
+    async with swarm.curriculum(settings), working(chat.service.run(), Reward(bus, RUN, settings).run()):
         for ticket, delivery in await swarm.fetch(2):
             grant = await swarm.claim(ticket.id)
             _, reply = await chat.ask(chat.request(grant.key, [user("x")]))
-            await store_end(swept_bus, RUN, end_of(ticket, grant.attempt, {"m": [reply.call]}))
+            await store_end(bus, RUN, end_of(ticket, grant.attempt, {"m": [reply.call]}))
             await delivery.ack()
-        honest, stored = swept_bus.publish, []
+        honest, stored = bus.publish, []
 
         async def dying(to: str, payload: bytes, **options):
             if ".sample." in to:
@@ -323,13 +324,15 @@ async def test_p07_a23_one_score_settles_every_model_through_a_crash_between_the
                     raise RuntimeError("killed between two models")
             return await honest(to, payload, **options)
 
-        swept_bus.publish = dying
-        async with working(merging(swept_bus, RUN)):
+        bus.publish = dying
+        async with working(merging(bus, RUN)):
             await until(lambda: _is(len(stored) > 1))
-        swept_bus.publish = honest
-        async with working(merging(swept_bus, RUN), *learners):
-            report = await audited(swept_bus, RUN, 2)
-    found = await records(swept_bus, RUN, Stream.SAMPLES)
+        bus.publish = honest
+        await own.crash()
+        await own.forget_acknowledgements(stream_name(RUN, Stream.SCORES), "merger")
+        async with working(merging(bus, RUN), *learners):
+            report = await audited(bus, RUN, 2)
+    found = await records(bus, RUN, Stream.SAMPLES)
     assert (
         sorted((one.model, one.member, type(one)) for one in found)
         == sorted(
@@ -338,7 +341,7 @@ async def test_p07_a23_one_score_settles_every_model_through_a_crash_between_the
         or len(found) == 4
     )
     assert {one.reason for one in found if isinstance(one, Tombstone)} == {TombstoneReason.UNUSED}
-    drop = await _first(swept_bus, RUN, GroupDrop)
+    drop = await _first(bus, RUN, GroupDrop)
     assert (drop.model, drop.reason) == ("n", DropReason.UNUSED)
     assert (report.lost, report.duplicated, report.trained) == (0, 0, 2)
 
