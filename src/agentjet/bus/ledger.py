@@ -42,6 +42,11 @@ class LedgerChain:
             self._last = message.sequence
         return records
 
+    async def find_end(self) -> None:
+        """As `load`, for a writer that reads the records by itself, afterwards."""
+        message = await self._bus.last(stream_name(self._run, Stream.LEDGER), self._subject)
+        self._last = 0 if message is None else message.sequence
+
     async def append(self, record: Record) -> int:
         """Store the chain's next record; returns its LEDGER sequence.
 

@@ -23,7 +23,7 @@ from agentjet.curriculum.code import CodeWatch
 from agentjet.curriculum.course import Course, load_orders
 from agentjet.curriculum.dataset import load_tasks
 from agentjet.curriculum.outlook import Outlook
-from agentjet.curriculum.purge import Purge
+from agentjet.curriculum.purge import Purge, first_since
 from agentjet.curriculum.retry import RetryDesk
 from agentjet.curriculum.service import ClaimDesk, serving
 from agentjet.curriculum.sweep import Sweep, publish_tickets
@@ -46,6 +46,9 @@ MAX_CLIENT_GROUP = 1024
 _CHUNK = 256
 _FILL_SECONDS = 5.0
 _START_TRIES = 20
+_RECENT_SCORES = 1024
+_MARGIN_SECONDS = 60.0
+"""Clocks of a cluster may differ by as much."""
 
 
 class Curriculum:
@@ -163,8 +166,7 @@ class Curriculum:
         stored = await self._bus.get(stream_name(self._run, Stream.LEDGER), self._chain.last_sequence)
         if stored is not None:
             self._clock.observe(stored.time)
-        async for message in self._bus.scan(stream_name(self._run, Stream.SCORES)):
-            await self._take_score(message)
+        await self._recall_scores()
         await self._recall_claims()
         await self._look_at_streams()
         await self._sweep.publish_missing()
@@ -175,7 +177,7 @@ class Curriculum:
         """Read the ledger and append the start; what a predecessor has stored meanwhile is read first."""
         for tries_left in reversed(range(_START_TRIES)):
             self._course.incarnation = 0
-            await self._chain.load()
+            await self._chain.find_end()
             async for message in self._bus.scan(stream_name(self._run, Stream.LEDGER)):
                 await self._take_ledger(message)
             self._course.incarnation = self._course.ledger.incarnation + 1
@@ -191,6 +193,15 @@ class Curriculum:
             except FencedError:
                 if not tries_left:
                     raise
+
+    async def _recall_scores(self) -> None:
+        """Those of groups that are out, and the newest, which say how the pools fare."""
+        info = await self._bus.stream_info(stream_name(self._run, Stream.SCORES))
+        start, low_water = info.last_sequence - _RECENT_SCORES, self._course.board.low_water
+        if low_water is not None:
+            start = min(start, await first_since(self._bus, info, low_water - _MARGIN_SECONDS))
+        async for message in self._bus.scan(info.name, start=max(start, 1)):
+            await self._take_score(message)
 
     async def _recall_claims(self) -> None:
         board = self._course.board
@@ -316,7 +327,7 @@ class Curriculum:
         if not self._is_chain_stale:
             return
         async with self._lock:
-            await self._chain.load()
+            await self._chain.find_end()
             chain = subject.ledger(self._run, CURRICULUM)
             async for message in self._bus.scan(stream_name(self._run, Stream.LEDGER), chain):
                 record = await read(self._bus, self._run, Stream.LEDGER, message)

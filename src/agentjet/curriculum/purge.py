@@ -69,7 +69,7 @@ class Purge:
         for stream in _BY_TIME:
             info = await self._info(stream)
             if _is_full_enough(info):
-                await self._below(info, await self._first_since(info, low_water - self._margin_seconds))
+                await self._below(info, await first_since(self._bus, info, low_water - self._margin_seconds))
         await self._calls(low_water - self._margin_seconds)
         samples = await self._info(Stream.SAMPLES)
         if _is_full_enough(samples):
@@ -85,7 +85,7 @@ class Purge:
             return
         size = info.num_bytes / info.num_messages
         wanted = info.first_sequence + int(excess / size)
-        await self._below(info, min(wanted, await self._first_since(info, border)))
+        await self._below(info, min(wanted, await first_since(self._bus, info, border)))
 
     async def _info(self, stream: Stream) -> StreamInfo:
         return await self._bus.stream_info(stream_name(self._run, stream))
@@ -95,26 +95,13 @@ class Purge:
             log.info("a stream is purged", stream=info.name, below=sequence, first=info.first_sequence)
             await self._bus.purge(info.name, below_sequence=sequence)
 
-    async def _first_since(self, info: StreamInfo, border: float) -> int:
-        """The first sequence stored at or after the border."""
-        low, high = info.first_sequence, info.last_sequence + 1
-        while low < high:
-            middle = (low + high) // 2
-            message = await self._bus.get(info.name, middle)
-            # A gap says nothing about time: keep everything from it on.
-            if message is None or message.time >= border:
-                high = middle
-            else:
-                low = middle + 1
-        return low
-
     async def _lowest_sample(self, info: StreamInfo) -> int:
         """The lowest sequence that a kept checkpoint needs, chunks included; 0 when that is everything."""
         cursor = await self._lowest_cursor()
         at_cursor = await self._bus.get(info.name, min(cursor, info.last_sequence)) if cursor else None
         if at_cursor is None:
             return 0
-        border = min(cursor, await self._first_since(info, at_cursor.time - self._blob_seconds))
+        border = min(cursor, await first_since(self._bus, info, at_cursor.time - self._blob_seconds))
         async for message in self._bus.scan(info.name, stream_subjects(self._run, Stream.SAMPLES)[0], start=cursor):
             if sha256 := message.headers.get(BLOB_HEADER):
                 border = min(border, await self._first_chunk(info.name, "sample", sha256, border))
@@ -156,6 +143,20 @@ class Purge:
             if isinstance(record, Weights):
                 border = min(border, await self._first_chunk(name, "weights", record.sha256, border))
         return border
+
+
+async def first_since(bus: Bus, info: StreamInfo, border: float) -> int:
+    """The first sequence of a stream that was stored at or after `border` (JetStream time), by bisection."""
+    low, high = info.first_sequence, info.last_sequence + 1
+    while low < high:
+        middle = (low + high) // 2
+        message = await bus.get(info.name, middle)
+        # A gap says nothing about time: keep everything from it on.
+        if message is None or message.time >= border:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 def _is_full_enough(info: StreamInfo) -> bool:

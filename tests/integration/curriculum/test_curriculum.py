@@ -239,20 +239,47 @@ async def test_a_newer_curriculum_fences_the_older_one(swarm, tasks):
 
 async def test_a_curriculum_starts_over_what_its_predecessor_still_writes(swarm, tasks, monkeypatch):
     """A killed predecessor's last record may be stored after its successor has read the ledger."""
-    load, late = LedgerChain.load, iter(range(2))
+    find_end, late = LedgerChain.find_end, iter(range(2))
 
-    async def load_then_lose(chain):
-        records = await load(chain)
+    async def find_end_then_lose(chain):
+        await find_end(chain)
         if chain._who == CURRICULUM and next(late, None) is not None:
             start = CurriculumStart(run=swarm.run, incarnation=chain.last_sequence + 1, config_digest="")
             await put(swarm.bus, swarm.run, Stream.LEDGER, subject.ledger(swarm.run, CURRICULUM), start)
-        return records
 
-    monkeypatch.setattr(LedgerChain, "load", load_then_lose)
+    monkeypatch.setattr(LedgerChain, "find_end", find_end_then_lose)
     async with swarm.curriculum(settings_of(tasks)):
         await swarm.fetch(1)
     starts = [one for one in await swarm.records(Stream.LEDGER) if isinstance(one, CurriculumStart)]
     assert [one.incarnation for one in starts] == [1, 2, 3]
+
+
+async def test_a_restart_reads_the_scores_of_groups_that_are_out_and_no_others(swarm, tasks, monkeypatch):
+    monkeypatch.setattr("agentjet.curriculum.curriculum._RECENT_SCORES", 0)
+    monkeypatch.setattr("agentjet.curriculum.curriculum._MARGIN_SECONDS", 0.0)
+    take, read_again = Curriculum._take_score, []
+
+    async def take_and_note(one, message):
+        read_again.append(message.sequence)
+        return await take(one, message)
+
+    async def has_read():
+        return read_again
+
+    settings = settings_of(tasks, run={"num_steps": 3})
+    async with swarm.curriculum(settings):
+        await swarm.start_learner()
+        await swarm.step(await swarm.play_groups(2))
+        waiting = await swarm.play_groups(2)
+    monkeypatch.setattr(Curriculum, "_take_score", take_and_note)
+    async with swarm.curriculum(settings) as (_, job):
+        await swarm.until(has_read)
+        await swarm.step(waiting)
+        await swarm.step(await swarm.play_groups(2))
+        async with asyncio.timeout(10):
+            await job
+    assert len(await swarm.records(Stream.SCORES)) == 12
+    assert read_again == list(range(5, 13))
 
 
 async def test_an_evaluation_is_a_barrier_pinned_to_one_version(swarm, tasks):
