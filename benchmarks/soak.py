@@ -7,7 +7,7 @@ every episode is settled the audit reads the whole log: lost and duplicated have
 
 `cpu_ms_per_episode` is what each process used after the first tenth, so it says where the time goes, also on a machine
 that others use; `episodes_per_busy_core` is one over their sum. Memory is resident MB after 10, 50 and 100 % of the
-episodes.
+episodes. `restart_seconds` is a curriculum's second life over the whole log.
 
     python benchmarks/soak.py --json [--episodes 200000] [--dir D]
 """
@@ -225,6 +225,8 @@ class Soak:
                 async with self.actors(server):
                     first, last = await self.watch(bus)
                 settled = time.monotonic()
+                restart_seconds, log_mb = await self.restart(), await self.log_mb(bus)
+                audited = time.monotonic()
                 report = await read_audit(bus, self.run)
             finally:
                 await bus.close()
@@ -245,8 +247,10 @@ class Soak:
                 "first_half_per_second": self.rate(0.0, 0.5),
                 "second_half_per_second": self.rate(0.5, 1.0),
                 "stop_seconds": round(settled - last, 2),
-                "audit_seconds": round(time.monotonic() - settled, 2),
+                "restart_seconds": round(restart_seconds, 2),
+                "audit_seconds": round(time.monotonic() - audited, 2),
             },
+            "log_mb": log_mb,
             "settings": {
                 "group_size": GROUP_SIZE,
                 "batch_groups": BATCH_GROUPS,
@@ -264,12 +268,7 @@ class Soak:
         running: list[asyncio.subprocess.Process] = []
         try:
             for name in (*STAGES, *STAND_INS):
-                what = ["-m", f"agentjet.actors.{name}"] if name in STAGES else [__file__, "--role", name]
-                log = (self.settings.run.dir / f"{name}.log").open("ab")
-                with log:
-                    process = await asyncio.create_subprocess_exec(
-                        sys.executable, *what, "--config", str(self.config), stdout=log, stderr=log
-                    )
+                process = await self.start(name)
                 running.append(process)
                 self.usages.processes[name] = psutil.Process(process.pid)
             yield
@@ -278,6 +277,24 @@ class Soak:
                 with contextlib.suppress(ProcessLookupError):
                     process.terminate()
             await asyncio.gather(*(process.wait() for process in running))
+
+    async def start(self, name: str) -> asyncio.subprocess.Process:
+        what = ["-m", f"agentjet.actors.{name}"] if name in STAGES else [__file__, "--role", name]
+        with (self.settings.run.dir / f"{name}.log").open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                sys.executable, *what, "--config", str(self.config), stdout=log, stderr=log
+            )
+
+    async def restart(self) -> float:
+        """A curriculum over the whole log, from the start of its process to its end: there is nothing left to do."""
+        began = time.monotonic()
+        process = await self.start("curriculum")
+        assert await process.wait() == 0, "the curriculum did not start again"
+        return time.monotonic() - began
+
+    async def log_mb(self, bus: Bus) -> float:
+        infos = [await bus.stream_info(stream_name(self.run, stream)) for stream in Stream]
+        return round(sum(info.num_bytes for info in infos) / 1e6, 1)
 
     async def watch(self, bus: Bus) -> tuple[float, float]:
         """Follow the learner's chain to the last episode; when the first group was issued, and the last one settled."""
