@@ -96,11 +96,10 @@ class Watch:
             await asyncio.sleep(0.05)
 
     async def progress(self) -> None:
-        """Until the whole circle has turned: a step, then an episode and a claim after it."""
-        now = time.time()
-        for stream in (Stream.LEDGER, Stream.SAMPLES, Stream.CALLS):
-            kind = {Stream.LEDGER: "learner", Stream.SAMPLES: "merger", Stream.CALLS: "inference"}[stream]
-            await self.first(OUTPUTS[kind][0], now)
+        """Until the whole circle has turned, from a claim to a step: what the last kill held up flows again."""
+        time_of_last = time.time()
+        for kind in ("curriculum", "inference", "rollout", "reward", "merger", "learner"):
+            time_of_last = await self.first(OUTPUTS[kind][0], time_of_last)
 
 
 async def recover(watch: Watch, victims: Victims, kind: str) -> float:
