@@ -10,7 +10,7 @@ import pytest
 
 from agentjet.actors.supervisor import MAX_YOUNG_DEATHS, ActorProcess, ActorSpec, actor_specs
 from agentjet.config import ModelSettings, PoolSettings, SwarmSettings
-from agentjet.errors import UserError
+from agentjet.errors import FINAL_EXIT_CODE, UserError
 
 
 def actor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, model: str = "") -> ActorProcess:
@@ -108,3 +108,11 @@ async def until(condition, seconds: float = 10.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.02)
+
+
+async def test_an_actor_that_has_stopped_for_good_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    body = f"import sys; print('another learner has taken over'); sys.exit({FINAL_EXIT_CODE})"
+    process = actor(tmp_path, monkeypatch, body)
+    with pytest.raises(UserError, match=r"has stopped for good \(another learner has taken over\)"):
+        await process.live()
+    assert process.num_starts == 1
