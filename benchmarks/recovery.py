@@ -10,21 +10,19 @@ JetStream's. Last, the hot swap: a second rollout is started, and once it plays,
 
 import argparse
 import asyncio
-import contextlib
 import itertools
-import json
 import os
 import random
 import signal
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
+from command import arguments, machine, run_folder, show
 
 from agentjet.actors.swarm import Swarm
 from agentjet.bus.presence import live_actors
@@ -37,7 +35,7 @@ from agentjet.schemas.episode import EndStatus, Episode
 from agentjet.schemas.ledger import GroupIssue, LearnerStep
 from agentjet.schemas.record import Record
 from agentjet.schemas.subject import Stream, stream_name
-from chaos import SERVER, Victims, left_over, machine, write_config
+from chaos import SERVER, Victims, left_over, write_config
 
 GIVE_UP_SECONDS = 120.0
 OLD_LIFE_SECONDS = 0.2
@@ -219,16 +217,13 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, has_folder=True)
     parser.add_argument("--repeats", type=int, default=3, help="kills of each kind")
     parser.add_argument("--kinds", nargs="*", default=list(OUTPUTS), choices=list(OUTPUTS))
-    parser.add_argument("--dir", type=Path, default=None, help="folder of the run, which is kept")
-    parser.add_argument("--json", action="store_true", help="one JSON line instead of progress and a table")
     args = parser.parse_args()
-    with contextlib.ExitStack() as stack:
-        folder = args.dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="agentjet-recovery-")))
-        result = asyncio.run(measure(args, folder.absolute()))
-    print(json.dumps(result) if args.json else "\n".join(f"{key:32} {value}" for key, value in result.items()))
+    with run_folder(args.dir, "recovery") as folder:
+        result = asyncio.run(measure(args, folder))
+    show(result, as_json=args.json)
     return 0 if result["lost"] == result["duplicated"] == 0 and not result["left_over"] else 1
 
 

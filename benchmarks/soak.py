@@ -16,12 +16,8 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
-import platform
 import random
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -29,9 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from command import arguments, machine, run_folder, show
 
 from agentjet.accounting.ledger import LedgerView
-from agentjet.actors.process import Actor, connect, embedded_server, ensure_streams, main
+from agentjet.actors.actor import Actor
+from agentjet.actors.process import connect, embedded_server, ensure_streams, main
 from agentjet.bus.handler import consume
 from agentjet.bus.ledger import LedgerChain
 from agentjet.bus.protocol import Bus, StoredMessage
@@ -95,7 +93,7 @@ class SoakRollout:
         claimed = await claim(self._bus, self._run, ticket, self._worker)
         if claimed is None:
             return
-        call = made_up_call(self._run, ticket, claimed.attempt)
+        call = self.call(ticket, claimed.attempt)
         to = subject.call(self._run, MODEL, ticket.id, claimed.attempt, call.call)
         await put_once(self._bus, self._run, Stream.CALLS, to, call)
         episode = Episode(
@@ -108,6 +106,10 @@ class SoakRollout:
             worker=self._worker,
         )
         await store_end(self._bus, self._run, episode)
+
+    def call(self, ticket: Ticket, attempt: int) -> Call:
+        """What the episode's one call is to be."""
+        return made_up_call(self._run, ticket, attempt)
 
     async def poison(self, message: StoredMessage, error: Exception) -> None:
         """Nothing here may crash three times over one message."""
@@ -345,16 +347,6 @@ class Soak:
         return {name: round(late[name] / early[name], 3) for name in early}
 
 
-def machine() -> dict[str, Any]:
-    return {
-        "processor": platform.processor() or platform.machine(),
-        "num_cores": os.cpu_count(),
-        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
-        "load_average": round(os.getloadavg()[0], 1),
-        "python": platform.python_version(),
-    }
-
-
 async def soak(num_episodes: int, folder: Path) -> dict[str, Any]:
     num_groups = num_episodes // GROUP_SIZE // BATCH_GROUPS * BATCH_GROUPS
     tasks = folder / "tasks.jsonl"
@@ -382,10 +374,8 @@ def run_role(role: str, config: str) -> None:
 
 
 def run_command() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, has_folder=True)
     parser.add_argument("--episodes", type=int, default=200_000, help="rounded down to whole batches of 128")
-    parser.add_argument("--dir", type=Path, default=None, help="kept afterwards; default: a temporary folder")
-    parser.add_argument("--json", action="store_true", help="one JSON line instead of a table")
     parser.add_argument("--role", choices=STAND_INS, help=argparse.SUPPRESS)
     parser.add_argument("--config", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -393,14 +383,9 @@ def run_command() -> int:
         run_role(args.role, args.config)
     if args.episodes < 10 * GROUP_SIZE * BATCH_GROUPS:
         parser.error(f"--episodes: at least {10 * GROUP_SIZE * BATCH_GROUPS}, ten batches")
-    folder = args.dir or Path(tempfile.mkdtemp(prefix="agentjet-soak-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
+    with run_folder(args.dir, "soak") as folder:
         result = asyncio.run(soak(args.episodes, folder))
-    finally:
-        if args.dir is None:
-            shutil.rmtree(folder, ignore_errors=True)
-    print(json.dumps(result) if args.json else "\n".join(f"{key:24} {value}" for key, value in result.items()))
+    show(result, as_json=args.json)
     return 0 if result["lost"] == result["duplicated"] == 0 else 1
 
 

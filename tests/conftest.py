@@ -10,6 +10,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from agentjet.bus.memory import MemoryBus
 from agentjet.bus.nats import NatsBus
@@ -17,6 +18,10 @@ from agentjet.bus.protocol import Bus
 from agentjet.bus.server import EmbeddedServer
 
 GIB = 1024**3
+
+# No test depends on how fast the machine is.
+settings.register_profile("agentjet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("agentjet")
 
 
 @pytest.fixture(scope="session")
@@ -36,10 +41,15 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedSe
 
 @pytest.fixture
 async def nats_bus(nats_server: EmbeddedServer) -> AsyncIterator[NatsBus]:
-    """A connection to the session's server."""
+    """A connection to the session's server; streams that a test makes reserve room there and are removed after it."""
     bus = await NatsBus.connect(nats_server.url, name="test")
+    before = set(await bus.stream_names(""))
     yield bus
     await bus.close()
+    sweeper = await NatsBus.connect(nats_server.url, name="sweeper")
+    for name in set(await sweeper.stream_names("")) - before:
+        await sweeper.delete_stream(name)
+    await sweeper.close()
 
 
 @pytest.fixture

@@ -50,8 +50,11 @@ class RecordTooLargeError(RecordError):
     """A record exceeds the payload limit and may not be cut; it has to ride as a blob."""
 
 
-class UnknownSchemaError(RecordError):
-    """A record of a schema or major version that this process does not know: a delay and an alarm, never poison."""
+class UnknownSchemaError(RecordError, UserError):
+    """A record of a schema or major version that this process does not know: a delay and an alarm, never poison.
+
+    An upgrade puts it right.
+    """
 
 
 class MergeError(RecordError):
@@ -87,8 +90,14 @@ class BlobError(BusError):
     """A blob is incomplete or its digest does not match."""
 
 
+class PatchError(AgentJetError, ValueError):
+    """A patch of weights is damaged, or not for the weights that it was to bring forward."""
+
+
 FINAL_EXIT_CODE = 78
 """Exit code (sysexits' EX_CONFIG) of an actor that a supervisor must not start again."""
+STOPPED_EXIT_CODE = 143
+"""Exit code of an actor that a signal stopped in the middle of its work; shells say so of SIGTERM."""
 
 
 class FencedError(AgentJetError):
@@ -98,7 +107,11 @@ class FencedError(AgentJetError):
 
 
 class KeyRejectedError(AgentJetError, PermissionError):
-    """A signed key is forged, expired, or of another run."""
+    """A signed key is forged, damaged or expired."""
+
+
+class ForeignKeyError(KeyRejectedError):
+    """A signed key is for something else: another run, or another role."""
 
 
 class SupersededError(AgentJetError):
@@ -127,6 +140,10 @@ class AbortError(AgentJetError):
 
 class RewardError(AgentJetError, RuntimeError):
     """The reward function raised, timed out or returned no number; the episode is invalid, never zero."""
+
+
+class CallRewardError(UserError, ValueError):
+    """Rewards of single calls do not fit the episode's calls; the message says which."""
 
 
 class TrainingDivergedError(UserError, ArithmeticError):

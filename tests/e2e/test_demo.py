@@ -1,5 +1,6 @@
 """Whole runs by the command that a newcomer types: real server, real processes, real (tiny) models."""
 
+import importlib.util
 import json
 import os
 import re
@@ -152,3 +153,30 @@ def test_a_running_demo_can_be_looked_into_and_interrupted(running_demo: tuple[s
     again = json_of("demo", "--model", "tiny", "--steps", "3", "--json", "--dir", str(folder))
     assert again["lost"] == again["duplicated"] == 0
     assert again["steps"] >= 3
+
+
+def test_an_evaluation_that_was_interrupted_is_gone_on_with(running_demo: tuple[subprocess.Popen[str], Path]):
+    process, folder = running_demo
+    log, give_up = folder / "logs" / "inference-policy.log", time.monotonic() + 60
+    while not (log.is_file() and '"new weights"' in log.read_text()):
+        assert time.monotonic() < give_up, "the engine got no weights"
+        time.sleep(0.02)
+    time.sleep(0.6)  # the evaluation of step 0 is out, most of it is not played
+    process.send_signal(2)
+    assert process.wait(30) == 130
+    # The learner that starts again calls the same weights 2-0.
+    again = json_of("demo", "--model", "tiny", "--steps", "1", "--json", "--dir", str(folder))
+    assert again["lost"] == again["duplicated"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm)")
+def test_a_demo_trains_with_vllm_and_leaves_nothing_behind(tmp_path: Path):
+    words = ("demo", "--engine", "vllm", "--steps", "1", "--json", "--dir", str(tmp_path / "run"))
+    done = agentjet(*words, timeout_seconds=380)
+    assert done.returncode == 0, done.stderr
+    line = json.loads(done.stdout)
+    assert (line["steps"], line["lost"], line["duplicated"]) == (1, 0, 0)
+    assert "weights_in_place" in (tmp_path / "run" / "logs" / "inference-policy.log").read_text()
+    assert left_over(tmp_path) == []

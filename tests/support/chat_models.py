@@ -2,6 +2,7 @@
 
 import functools
 
+from chat_family import Family
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
@@ -73,13 +74,35 @@ def tokenizer(template: str = CHATML, *, adds_bos: bool = False) -> PreTrainedTo
     )
 
 
+def made_call(number, prompt, completion, /, **fields) -> Call:
+    """The stored call that answered a prompt, number `number` of its attempt."""
+    return Call(
+        run=RUN,
+        call=CallId(f"C{number}"),
+        ticket="g-0.0.0",
+        attempt=1,
+        model="m",
+        engine="e",
+        generation="x",
+        parent=prompt.parent,
+        prompt_ids=prompt.increment,
+        completion_ids=tuple(completion),
+        logprobs=(0.0,) * len(completion),
+        versions=("0-0",),
+        sampling=Sampling(),
+        fork=prompt.fork,
+        usage=Usage(prompt_tokens=0, completion_tokens=0),
+        **fields,
+    )
+
+
 class Chat:
     """A history with a scripted model behind it."""
 
-    def __init__(self, template: str = CHATML, *, adds_bos: bool = False) -> None:
-        self.tokenizer = tokenizer(template, adds_bos=adds_bos)
+    def __init__(self, template: str = CHATML, *, adds_bos: bool = False, family: Family | None = None) -> None:
+        self.tokenizer = family.tokenizer() if family else tokenizer(template, adds_bos=adds_bos)
         self.template = ChatTemplate(self.tokenizer)
-        self.end = self.tokenizer.convert_tokens_to_ids("<|im_end|>")
+        self.end = self.tokenizer.convert_tokens_to_ids(family.end if family else "<|im_end|>")
         self.history = History(self.template, frozenset({self.end}))
         self.calls: list[Call] = []
 
@@ -89,34 +112,24 @@ class Chat:
     def render(self, messages, tools=(), *, opens_reply=True):
         return self.template.render([normalise(m) for m in messages], tools, opens_reply=opens_reply)
 
-    def ask(self, messages, reply="hi", *, ids=None, message=None, tools=(), agent="", finish=FinishReason.STOP):
+    def ask(
+        self, messages, reply="hi", *, ids=None, message=None, tools=(), agent="", finish=FinishReason.STOP, forced=""
+    ):
         """One call; returns (prompt, call). `reply` is the sampled text, `ids` its tokens without the end."""
-        prompt = self.history.prompt(messages, tools=tools, agent=agent)
+        prompt = self.history.prompt(messages, tools=tools, agent=agent, forced=forced)
         completion = tuple(self.encode(reply) if ids is None else ids)
         if finish is not FinishReason.LENGTH and finish != "cut":
             completion += (self.end,)
         finish = FinishReason.STOP if finish == "cut" else finish
-        call = Call(
-            run=RUN,
-            call=CallId(f"C{len(self.calls)}"),
-            ticket="g-0.0.0",
-            attempt=1,
-            model="m",
+        call = made_call(
+            len(self.calls),
+            prompt,
+            completion,
             agent=agent,
-            engine="e",
-            generation="x",
-            parent=prompt.parent,
-            prompt_ids=prompt.increment,
-            completion_ids=completion,
-            logprobs=(0.0,) * len(completion),
-            versions=("0-0",),
-            sampling=Sampling(),
             messages=tuple(messages[prompt.num_messages_before :]),
             tools=tuple(tools),
-            message=message or {"role": "assistant", "content": reply},
+            message=message or {"role": "assistant", "content": forced + reply},
             finish_reason=finish,
-            fork=prompt.fork,
-            usage=Usage(prompt_tokens=0, completion_tokens=0),
         )
         self.history.add(call, prompt=prompt)
         self.calls.append(call)

@@ -82,12 +82,17 @@ class Swarm:
         request = ClaimRequest(run=self.run, ticket=ticket, worker=worker)
         return await ask(self.bus, subject.claim_service(self.run), request, ClaimGrant)
 
-    async def play(self, ticket, delivery=None, outcome=Outcome.SCORED):
-        """Claim, end and score a ticket as its rollout and the reward actor do."""
+    async def end(self, ticket):
+        """Claim and end a ticket as its rollout does."""
         grant = await self.claim(ticket.id)
         assert grant.granted, grant.reason
         episode = Episode(run=self.run, ticket=ticket, attempt=grant.attempt, status=EndStatus.COMPLETED)
         await put_once(self.bus, self.run, Stream.EPISODES, subject.episode(self.run, ticket.id), episode)
+        return grant
+
+    async def play(self, ticket, delivery=None, outcome=Outcome.SCORED):
+        """Claim, end and score a ticket as its rollout and the reward actor do."""
+        grant = await self.end(ticket)
         await self.score(ticket, grant.attempt, outcome)
         if delivery is not None:
             await delivery.ack()

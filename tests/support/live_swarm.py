@@ -41,7 +41,7 @@ class LiveSwarm:
         gateway = Gateway(self.bus, RUN, self.settings.gateway)
         works = [
             self.curriculum.run(),
-            *(self._service(model).run(concurrency=16) for model in self.settings.models),
+            *(self._service(model).run() for model in self.settings.models),
             Reward(self.bus, RUN, self.settings).run(),
         ]
         if plays:

@@ -27,22 +27,22 @@ MODEL = "m"
 class SmallSwarm:
     """One run, model `m`, on a memory bus."""
 
-    def __init__(self, bus, reply="hi", *, template=CHATML, models=(MODEL,), **options) -> None:
+    def __init__(self, bus, reply="hi", *, template=CHATML, models=(MODEL,), untrained=(), **options) -> None:
         self.bus = bus
         self.chat = Chat(template)
         self.engine = ScriptedEngine(self.chat, reply, **options)
-        self.models = models
+        self.models, self.untrained = models, untrained
         self.service = self.new_service()
 
-    def new_service(self, **options) -> InferenceService:
+    def new_service(self, model=MODEL, **options) -> InferenceService:
         return InferenceService(
             self.bus,
             RUN,
-            MODEL,
-            self.engine,
+            model,
+            options.pop("engine", self.engine),
             self.chat.tokenizer,
             secret=SECRET,
-            served_models=self.models,
+            served_models=(*self.models, *self.untrained),
             stop_ids=frozenset({self.chat.end}),
             **options,
         )
@@ -103,7 +103,8 @@ class SmallSwarm:
                 reason="" if is_newest else "superseded",
                 ticket=key.ticket,
                 attempt=key.attempt,
-                models=self.models,
+                models=(*self.models, *self.untrained),
+                untrained=self.untrained,
                 expires=key.expires,
             )
         headers, body = encode(answer)
@@ -114,7 +115,7 @@ class SmallSwarm:
         """The service and key checks at work."""
         await self.prepare()
         async with self.bus.serve(subject.authorize_service(RUN), self.authorize, queue="curriculum"):
-            task = asyncio.create_task(self.service.run(concurrency=16))
+            task = asyncio.create_task(self.service.run())
             await asyncio.sleep(0.01)
             try:
                 yield self

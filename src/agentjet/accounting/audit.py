@@ -1,14 +1,15 @@
 """Is every issued episode accounted for, exactly once? Differences between what the streams hold. Pure.
 
 `Audit` is fed with what was found, in any order but the ledger's own, and `report` takes the differences:
-issued but not ended, ended but not scored, scored but not sampled, sampled but not settled. Each is work in progress,
-with its oldest id and age. What differs for good is counted too: offers that failed and were followed by another,
-slots that were buried without an end, evaluations, what no step uses.
+issued but not ended, ended without an outcome, an outcome but not sampled, sampled but not settled. Each is work in
+progress, with its oldest id and age. What differs for good is counted too: offers that failed and were followed by
+another, those that the curriculum buried, evaluations, what no step uses.
 
 Two numbers have to be 0 at all times: `lost` (a slot of a settled group whose record is missing, or whose sample the
 step left out) and `duplicated` (a slot that two steps that count have trained).
 
-What a purge took away is not missing: records of a settled group count as there in a stream that was purged.
+What a purge took away is not missing: records of a settled group count as there in a stream that was purged, and an
+outcome that was purged as a reward.
 """
 
 from collections import Counter
@@ -17,10 +18,11 @@ from dataclasses import dataclass, field
 
 from agentjet.accounting.ledger import CurriculumView, LedgerView
 from agentjet.accounting.ticket import TicketState, advance, state_of
+from agentjet.schemas.episode import DEADLINE
 from agentjet.schemas.ids import GroupId, SlotId, TicketId, TicketName, group_id, slot_id
 from agentjet.schemas.ledger import CurriculumStart, GroupDrop, GroupIssue, LearnerStart, LearnerStep, RunFinish
 from agentjet.schemas.record import Record
-from agentjet.schemas.score import Score
+from agentjet.schemas.score import Outcome, Score
 from agentjet.schemas.task import EpisodeKind
 
 
@@ -45,7 +47,9 @@ class AuditReport:
     ended: int
     """Tickets with an end."""
     scored: int
-    """Tickets with an outcome."""
+    """Tickets with a reward."""
+    failed: int
+    """Tickets whose outcome is no reward; each has an end, be it the curriculum's."""
     sampled: int
     """Samples and tombstones, over all models."""
     sampled_slots: int
@@ -57,17 +61,19 @@ class AuditReport:
     dropped: int
     """Groups that no step will use, over all models."""
     evaluated: int
-    """Scored tickets of evaluations, which reach no learner; without those that were followed by another."""
+    """Tickets of evaluations with an outcome; they reach no learner. Without those that were followed by another."""
     reoffered: int
-    """Scored tickets that failed and were followed by the slot's next offer."""
+    """Failed tickets that were followed by the slot's next offer."""
     buried: int
-    """Scored tickets without an end: never claimed, or not ended in time."""
+    """Failed tickets that the curriculum ended, because nobody did in time."""
     untrained: int
     """Settled samples and tombstones that no step trained: of dropped groups, or without a reward; over all models."""
     lost: int
     duplicated: int
     issued_not_ended: Difference
     ended_not_scored: Difference
+    unjudged: int
+    """Of these: members of judged groups of which others have not ended, so that the judge waits."""
     scored_not_sampled: Difference
     sampled_not_settled: Difference
     states: dict[str, int]
@@ -77,7 +83,18 @@ class AuditReport:
 
     def counts(self) -> dict[str, int]:
         """The plain numbers."""
-        names = ("settled", "lost", "duplicated", "issued", "ended", "scored", "sampled", "trained", "dropped")
+        names = (
+            "settled",
+            "lost",
+            "duplicated",
+            "issued",
+            "ended",
+            "scored",
+            "failed",
+            "sampled",
+            "trained",
+            "dropped",
+        )
         return {name: getattr(self, name) for name in names}
 
 
@@ -104,6 +121,9 @@ class Audit:
     _ends: dict[TicketId, float] = field(default_factory=dict[TicketId, float])
     _scores: dict[TicketId, tuple[TicketState, float]] = field(default_factory=dict)
     _samples: dict[tuple[str, SlotId], tuple[bool, float]] = field(default_factory=dict)
+    _buried: set[TicketId] = field(default_factory=set[TicketId])
+    _evaluations: dict[GroupId, GroupIssue] = field(default_factory=dict[GroupId, GroupIssue])
+    """Of which the ledger does not say that they have settled."""
     _purged: set[str] = field(default_factory=set[str])
 
     def ledger(self, sequence: int, time: float, record: Record) -> None:
@@ -118,8 +138,21 @@ class Audit:
                 if isinstance(record, GroupIssue):
                     group = group_id(record.pool, record.index)
                     self._times[group], self._issues[group] = time, record.model_copy(update={"task": None})
+                self._pass_evaluations(record)
             case _:
                 pass
+
+    def _pass_evaluations(self, record: CurriculumStart | GroupIssue | RunFinish) -> None:
+        """A model's training goes on, and a run ends, only after its evaluations have settled."""
+        if isinstance(record, RunFinish):
+            self._evaluations.clear()
+        elif isinstance(record, GroupIssue) and record.kind is EpisodeKind.EVAL:
+            self._evaluations[group_id(record.pool, record.index)] = record
+        elif isinstance(record, GroupIssue):
+            models = set(record.models)
+            self._evaluations = {
+                group: issue for group, issue in self._evaluations.items() if models.isdisjoint(issue.models)
+            }
 
     def claim(self, ticket: TicketId) -> None:
         """CLAIMS holds a claim of the ticket."""
@@ -132,6 +165,8 @@ class Audit:
     def score(self, score: Score, time: float) -> None:
         """SCORES holds the ticket's outcome."""
         self._scores[score.ticket.id] = (state_of(score), time)
+        if score.outcome is Outcome.DEAD and score.fault is not None and score.fault.kind == DEADLINE:
+            self._buried.add(score.ticket.id)
 
     def sample(self, model: str, slot: SlotId, time: float, *, is_sample: bool) -> None:
         """SAMPLES holds the slot's sample or tombstone."""
@@ -152,11 +187,13 @@ class Audit:
             for slot, ticket in tickets
             for stream in ("EPISODES", "SCORES")
         }
-        scored = {ticket for _, ticket in tickets if ticket in self._scores or is_known["SCORES", ticket]}
-        # A reward comes from an end, be it purged meanwhile.
-        rewarded = {ticket for ticket, (state, _) in self._scores.items() if state is TicketState.SCORED}
-        has_end = self._ends.keys() | rewarded
+        closed = {ticket for _, ticket in tickets if ticket in self._scores or is_known["SCORES", ticket]}
+        failed = {ticket for ticket in closed if states[ticket] in (TicketState.REOFFERED, TicketState.DEAD)}
+        # An outcome comes from an end, be it purged meanwhile.
+        has_end = self._ends.keys() | self._scores.keys()
         ended = {ticket for _, ticket in tickets if ticket in has_end or is_known["EPISODES", ticket]}
+        open_ends = {ticket for _, ticket in tickets if ticket in self._ends and ticket not in closed}
+        unended = {slot.group for slot, ticket in tickets if ticket not in ended}
         lost, duplicated = sorted(self._lost(settled)), sorted(self._duplicated())
         is_sampled = self._samples.keys() | set(self._purged_samples(settled))
         trained = {(model, one) for model in self._learners for step in self._steps_of(model) for one in step.members}
@@ -169,29 +206,27 @@ class Audit:
             groups=len(self._times),
             issued=len(tickets),
             ended=len(ended),
-            scored=len(scored),
+            scored=len(closed - failed),
+            failed=len(failed),
             sampled=len(is_sampled),
             sampled_slots=len({slot for _, slot in is_sampled}),
             settled=len(done),
             trained=sum(len(step.members) for model in self._learners for step in self._steps_of(model)),
             dropped=sum(view.num_dropped for view in self._learners.values()),
             evaluated=sum(
-                slot.issue.kind is EpisodeKind.EVAL and ticket in scored and states[ticket] is not TicketState.REOFFERED
+                slot.issue.kind is EpisodeKind.EVAL and ticket in closed and states[ticket] is not TicketState.REOFFERED
                 for slot, ticket in tickets
             ),
             reoffered=sum(state is TicketState.REOFFERED for state in states.values()),
-            buried=len(scored - ended),
+            buried=len(failed & self._buried),
             untrained=sum(
                 (model, slot) not in trained and _group(slot) in settled.get(model, ()) for model, slot in is_sampled
             ),
             lost=len(lost),
             duplicated=len(duplicated),
-            issued_not_ended=_difference(
-                ((one, slot.time) for slot, one in tickets if one not in ended and one not in scored), now
-            ),
-            ended_not_scored=_difference(
-                ((one, self._ends[one]) for _, one in tickets if one in self._ends and one not in scored), now
-            ),
+            issued_not_ended=_difference(((one, slot.time) for slot, one in tickets if one not in ended), now),
+            ended_not_scored=_difference(((one, self._ends[one]) for one in open_ends), now),
+            unjudged=sum(slot.issue.is_judged and slot.group in unended and one in open_ends for slot, one in tickets),
             scored_not_sampled=_difference(self._unsampled(done), now),
             sampled_not_settled=_difference(unsettled, now),
             states=dict(sorted(Counter(state.value for state in states.values()).items())),
@@ -229,6 +264,8 @@ class Audit:
     def _is_done(self, slot: _Slot, settled: dict[str, set[GroupId]]) -> bool:
         if slot.issue.kind is EpisodeKind.TRAIN:
             return all(slot.group in settled.get(model, ()) for model in slot.issue.ranks)
+        if "SCORES" in self._purged and slot.group not in self._evaluations:
+            return True
         last = list(self._tickets(slot))[-1]
         return self._scores.get(last, (None, 0.0))[0] in (TicketState.SCORED, TicketState.DEAD)
 

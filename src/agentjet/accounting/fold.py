@@ -107,6 +107,7 @@ class LearnerFold:
         straggler_bound: w of the rule.
         min_group: Fewest usable members of a group that trains.
         drop_constant_groups: Drop groups whose rewards are all equal.
+        credits_calls: These are the rewards of single calls, in groups whose every call has one.
     """
 
     def __init__(
@@ -116,9 +117,11 @@ class LearnerFold:
         straggler_bound: int = 0,
         min_group: int = 2,
         drop_constant_groups: bool = False,
+        credits_calls: bool = False,
     ) -> None:
         self._batch_groups, self._straggler_bound = batch_groups, straggler_bound
         self._min_group, self._drop_constant = min_group, drop_constant_groups
+        self._credits_calls = credits_calls
         self._position = 0
         self._num_popped = 0
         self._num_taken = 0
@@ -157,7 +160,9 @@ class LearnerFold:
 
     def _settle(self, group: FoldGroup) -> None:
         self._complete.add(group.rank)
-        reason = group.drop_reason(self._min_group, drop_constant=self._drop_constant)
+        reason = group.drop_reason(
+            self._min_group, drop_constant=self._drop_constant, credits_calls=self._credits_calls
+        )
         if reason is None:
             self._ready[group.rank] = group
         else:
@@ -279,6 +284,7 @@ class LearnerFold:
         straggler_bound: int = 0,
         min_group: int = 2,
         drop_constant_groups: bool = False,
+        credits_calls: bool = False,
     ) -> "LearnerFold":
         """The fold that wrote `state`; the settings may have changed, and hold for what is not complete yet.
 
@@ -294,6 +300,7 @@ class LearnerFold:
             straggler_bound=straggler_bound,
             min_group=min_group,
             drop_constant_groups=drop_constant_groups,
+            credits_calls=credits_calls,
         )
         fold._load(state)
         return fold

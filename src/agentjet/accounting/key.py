@@ -1,8 +1,8 @@
 """Signed keys of attempts: `aj-<base64url(payload)>.<base64url(HMAC-SHA256)>`.
 
 The payload is compact JSON and says whose key it is; only the server side knows the secret. A key is checked in the
-order form, signature, run, expiry, so a forged key learns nothing but that it is forged. Clocks may differ by 60 s.
-It does not know which attempt is the newest: that is the claim record's business.
+order form, signature, run, role, expiry, so a forged key learns nothing but that it is forged. Clocks may differ by
+60 s. It does not know which attempt is the newest: that is the claim record's business.
 """
 
 import base64
@@ -12,9 +12,11 @@ import hmac
 import json
 from dataclasses import asdict, dataclass
 
-from agentjet.errors import KeyRejectedError
+from agentjet.errors import ForeignKeyError, KeyRejectedError
 
 PREFIX = "aj-"
+EPISODE = "episode"
+"""Role of a key that plays one attempt of a ticket."""
 SKEW_SECONDS = 60.0
 MIN_SECRET_BYTES = 16
 _MAX_KEY_CHARS = 4096
@@ -30,7 +32,7 @@ class Key:
     """Stream sequence of the claim record."""
     expires: float
     """JetStream time, seconds since the epoch."""
-    role: str = "episode"
+    role: str = EPISODE
 
 
 def sign(secret: bytes, key: Key) -> str:
@@ -40,7 +42,7 @@ def sign(secret: bytes, key: Key) -> str:
 
 
 def verify(secret: bytes, text: str, *, run: str, now: float) -> Key:
-    """What a key says, when it is genuine, of this run and not expired.
+    """What an episode's key says, when it is genuine, of this run and not expired.
 
     Args:
         secret: The run's secret.
@@ -49,19 +51,29 @@ def verify(secret: bytes, text: str, *, run: str, now: float) -> Key:
         now: JetStream time (or the local clock, which may differ by 60 s), seconds since the epoch.
 
     Raises:
-        KeyRejectedError: The message says which check failed and what to do.
+        ForeignKeyError: It is of another run, or no episode's.
+        KeyRejectedError: It is forged, damaged or expired.
+
+    The message says which check failed and what to do.
     """
     payload, mac = _split(text)
     if not hmac.compare_digest(_mac(secret, payload), mac):
         raise KeyRejectedError("this key is not signed by this run; take the key that the claim or the policy gave you")
     key = _parse(payload)
-    if key.run != run:
-        raise KeyRejectedError(f"this key is of run {key.run}, not of {run}; claim a ticket of this run")
+    check_belongs(key, run=run)
     if now > key.expires + SKEW_SECONDS:
         raise KeyRejectedError(
             f"the key of ticket {key.ticket} expired {now - key.expires:.0f} s ago; claim its ticket again"
         )
     return key
+
+
+def check_belongs(key: Key, *, run: str) -> None:
+    """ForeignKeyError when a key does not play episodes of this run."""
+    if key.run != run:
+        raise ForeignKeyError(f"this key is of run {key.run}, not of {run}; claim a ticket of this run")
+    if key.role != EPISODE:
+        raise ForeignKeyError(f"this key is for the role {key.role!r}, not for an episode; claim a ticket")
 
 
 def peek(text: str) -> Key:

@@ -3,6 +3,7 @@
 Invariants:
 
 - A `LearnerStart` voids every step and drop after its base; a voided version is never valid again.
+- A learner starts from exactly the weights of its base, so valid versions of one step are the same weights.
 - Steps of the surviving line are numbered 1, 2, 3, ... without a gap; a chain that says otherwise is damaged.
 - Records of another chain are ignored, so that one view may be fed a whole stream.
 - Views are small: they hold a few numbers for each step and each drop, never the records, as long runs have many.
@@ -149,6 +150,10 @@ class LedgerView:
     def is_valid(self, version: Version) -> bool:
         """Whether LEDGER holds the version and has not voided it."""
         return version in self._versions
+
+    def is_same(self, one: Version, other: Version) -> bool:
+        """Whether two versions name the same weights: those of a learner's base, and of its start from them."""
+        return one == other or (one.step == other.step and self.is_valid(one) and self.is_valid(other))
 
 
 class CurriculumView:

@@ -1,6 +1,7 @@
 """The checkpoint actor: verifies and names what learners wrote, keeps the newest."""
 
-from agentjet.actors.process import Actor, main
+from agentjet.actors.actor import Actor
+from agentjet.actors.process import main
 from agentjet.checkpoint import CheckpointKeeper
 
 

@@ -1,6 +1,7 @@
 """The curriculum actor: issues tickets, serves claims, buries the dead, purges."""
 
-from agentjet.actors.process import Actor, main
+from agentjet.actors.actor import Actor
+from agentjet.actors.process import main
 from agentjet.curriculum.curriculum import Curriculum
 
 

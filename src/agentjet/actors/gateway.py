@@ -2,7 +2,8 @@
 
 import asyncio
 
-from agentjet.actors.process import Actor, main
+from agentjet.actors.actor import Actor
+from agentjet.actors.process import main
 from agentjet.gateway import Gateway
 
 

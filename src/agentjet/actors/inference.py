@@ -1,14 +1,24 @@
 """The inference actor: one engine of one model; owns tokens, records every call, loads weights in flight."""
 
+import gc
+
+if __name__ == "__main__":
+    # What is imported stays: to look for garbage in it takes a sixth of the start. `main` turns it on again.
+    gc.disable()
+
 import asyncio
 import os
 from pathlib import Path
 
-from agentjet.actors.process import Actor, host_token, main
+from agentjet.actors.actor import Actor
+from agentjet.actors.process import main
+from agentjet.chat.reply_format import ReplyFormat
 from agentjet.chat.tokenizer import Tokenizer
 from agentjet.inference.engine import Engine
+from agentjet.inference.engine_choice import engine_of
+from agentjet.inference.room import num_places
 from agentjet.inference.service import InferenceService
-from agentjet.inference.transformers_engine import TransformersEngine
+from agentjet.inference.vllm_format import reply_format
 from agentjet.inference.weights import WeightsFollower
 from agentjet.pretrained.tokenizer import load_tokenizer, stop_ids
 from agentjet.schemas.ids import Version
@@ -18,19 +28,26 @@ from agentjet.schemas.presence import Waiting
 async def run(actor: Actor) -> None:
     """Until stopped."""
     of = actor.settings.models[actor.model]
-    engine = TransformersEngine.from_settings(of.path, of.engine)
+    tokenizer = load_tokenizer(of.path)
+    # In a thread: to import vLLM takes seconds, and presence has to be told meanwhile.
+    form = await asyncio.to_thread(
+        reply_format, tokenizer, tool_parser=of.tool_parser, reasoning_parser=of.reasoning_parser
+    )
+    engine = engine_of(of)
     await engine.start()
     try:
         async with asyncio.TaskGroup() as group:
             # An engine that is gone would answer every question of the shared queue with an error.
             group.create_task(engine.ended())
-            await _serve(actor, engine, load_tokenizer(of.path), stop_ids(of.path))
+            await _serve(actor, engine, tokenizer, stop_ids(of.path), form)
     finally:
         await engine.close()
 
 
-async def _serve(actor: Actor, engine: Engine, tokenizer: Tokenizer, end_ids: frozenset[int]) -> None:
-    name = host_token()
+async def _serve(
+    actor: Actor, engine: Engine, tokenizer: Tokenizer, end_ids: frozenset[int], form: ReplyFormat
+) -> None:
+    of = actor.settings.models[actor.model]
     folder: Path = actor.place.weights(actor.model) / f"arriving-{os.getpid()}"
     follower = WeightsFollower(
         actor.bus,
@@ -38,7 +55,7 @@ async def _serve(actor: Actor, engine: Engine, tokenizer: Tokenizer, end_ids: fr
         actor.model,
         engine,
         folder,
-        hold_seconds=actor.settings.models[actor.model].engine.hold_seconds,
+        hold_seconds=of.engine.hold_seconds,
         on_loaded=lambda version, seconds: loaded(version),
     )
     service = InferenceService(
@@ -50,8 +67,11 @@ async def _serve(actor: Actor, engine: Engine, tokenizer: Tokenizer, end_ids: fr
         secret=actor.place.secret(),
         served_models=tuple(actor.settings.models),
         stop_ids=end_ids,
-        engine_name=name,
+        engine_name=actor.name,
+        num_places=num_places(of.engine.max_running),
         admit=follower.ready,
+        is_same=follower.is_same,
+        reply_format=form,
     )
 
     def loaded(version: Version) -> None:

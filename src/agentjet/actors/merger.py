@@ -9,7 +9,8 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from agentjet.actors.process import Actor, main
+from agentjet.actors.actor import Actor
+from agentjet.actors.process import main
 from agentjet.bus.handler import ConsumeState, PostponeError, consume
 from agentjet.bus.protocol import Bus, StoredMessage
 from agentjet.bus.record import put_once, read_as
@@ -33,7 +34,8 @@ class Merger:
 
     def __init__(self, bus: Bus, run: RunId) -> None:
         self._bus, self._run = bus, run
-        self._first_missed: dict[TicketId, float] = {}
+        self._first_missed: dict[tuple[TicketId, str], float] = {}
+        """When a ticket's calls of a model were first found incomplete, monotonic."""
         self._state = ConsumeState(0, 0, 0, 0, "a score", time.monotonic())
 
     def metrics(self) -> dict[str, float]:
@@ -65,8 +67,8 @@ class Merger:
     async def poison(self, message: StoredMessage, error: Exception) -> None:
         """Close the slots of a score that crashes the merger every time."""
         score = await read_as(Score, self._bus, self._run, Stream.SCORES, message)
-        self._first_missed.pop(score.ticket.id, None)
         for model in score.ticket.models:
+            self._first_missed.pop((score.ticket.id, model), None)
             await self._store(tombstone(score.ticket, model, TombstoneReason.POISON, str(error)))
 
     async def _calls(self, score: Score, model: str) -> list[Call]:
@@ -81,11 +83,11 @@ class Merger:
             calls = await self._read([subject.calls_of(self._run, ticket, attempt, model)])
         missing = set(score.calls[model]) - {call.call for call in calls}
         if missing:
-            since = self._first_missed.setdefault(ticket, time.monotonic())
+            since = self._first_missed.setdefault((ticket, model), time.monotonic())
             if time.monotonic() - since < CALL_WAIT_SECONDS:
                 raise PostponeError(f"{ticket}: {len(missing)} calls are not stored yet")
         else:
-            self._first_missed.pop(ticket, None)
+            self._first_missed.pop((ticket, model), None)
         return calls
 
     async def _read(self, subjects: Sequence[str]) -> list[Call]:

@@ -2,7 +2,8 @@
 
 An actor is an async function of an `Actor`. It runs until it returns, is told to stop (SIGTERM, SIGINT), or the bus is
 closed for good; the last exits non-zero, so that a supervisor restarts the process. Errors that the user can put right
-end in one sentence on stderr; `--debug` shows the traceback.
+end in one sentence on stderr; `--debug` shows the traceback. A record of a newer AgentJet that an actor can not pass
+makes it wait, and say so in its heartbeat, until it is stopped and its successor knows the record.
 """
 
 import os
@@ -14,114 +15,48 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import argparse
 import asyncio
-import contextlib
+import gc
 import secrets
 import signal
 import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import structlog
 
+from agentjet.actors.actor import Actor
 from agentjet.bus.nats import NatsBus
-from agentjet.bus.presence import renew, withdraw
 from agentjet.bus.protocol import Bus
 from agentjet.bus.record import stream_specs
 from agentjet.bus.server import EmbeddedServer
 from agentjet.config import SwarmSettings
 from agentjet.config.load import load
 from agentjet.config.place import RunPlace
-from agentjet.errors import BusError, BusUnavailableError, ConfigError, FencedError, UserError
+from agentjet.errors import (
+    STOPPED_EXIT_CODE,
+    BusUnavailableError,
+    ConfigError,
+    FencedError,
+    UnknownSchemaError,
+    UserError,
+)
 from agentjet.observe.lag import LoopWatch
 from agentjet.observe.log import configure
 from agentjet.schemas import subject
-from agentjet.schemas.codec import encode
-from agentjet.schemas.event import Event
 from agentjet.schemas.ids import RunId
-from agentjet.schemas.presence import Presence, Waiting
+from agentjet.schemas.presence import Waiting
 from agentjet.schemas.subject import Stream, stream_name
 
 log = structlog.get_logger(__name__)
 
-HEARTBEAT_SECONDS = 1.0
 STOP_SECONDS = 55.0
 """A learner finishes its step and writes a checkpoint before it leaves."""
-LEAVE_SECONDS = 1.0
 GIB = 1024**3
 
-Main = Callable[["Actor"], Awaitable[None]]
-
-
-@dataclass
-class Actor:
-    """A running actor: what it was given, and what it says of itself."""
-
-    kind: str
-    name: str
-    settings: SwarmSettings
-    run: RunId
-    bus: Bus
-    model: str = ""
-    state: str = "starting"
-    models: tuple[str, ...] = ()
-    waiting: Callable[[], Sequence[Waiting]] = field(default=tuple)
-    problems: Callable[[], Sequence[str]] = field(default=tuple)
-    metrics: Callable[[], dict[str, float]] = field(default=dict)
-    info: dict[str, object] = field(default_factory=dict)
-    lag: LoopWatch | None = None
-    started: float = field(default_factory=time.time)
-
-    @property
-    def place(self) -> RunPlace:
-        """Where the run's files are."""
-        return RunPlace(self.settings.run.dir)
-
-    def presence(self) -> Presence:
-        """The heartbeat as of now."""
-        metrics = {key: float(value) for key, value in self.metrics().items()}
-        if self.lag is not None:
-            metrics["loop_lag_seconds"] = self.lag.max_lag_seconds
-        return Presence(
-            run=self.run,
-            actor=self.kind,
-            name=self.name,
-            models=self.models,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            started=self.started,
-            state=self.state,
-            waiting=tuple(self.waiting()),
-            problems=tuple(self.problems()),
-            metrics=metrics,
-            info=dict(self.info),
-        )
-
-    async def beat(self) -> None:
-        """Renew the heartbeat for ever; a bus that is away only delays it."""
-        while True:
-            with contextlib.suppress(BusError):
-                await renew(self.bus, self.presence())
-            await asyncio.sleep(HEARTBEAT_SECONDS)
-
-    async def leave(self) -> None:
-        """Take the heartbeat back, so that nobody takes this process for alive; a bus that is away does it by time."""
-        with contextlib.suppress(BusError, TimeoutError):
-            async with asyncio.timeout(LEAVE_SECONDS):
-                await withdraw(self.bus, self.run, self.kind, self.name)
-
-    async def tell(self, kind: str, level: str = "info", **data: object) -> None:
-        """An event for people and dashboards; lost without harm when the bus is away."""
-        headers, body = encode(Event(run=self.run, actor=self.kind, kind=kind, level=level, data=dict(data)))
-        with contextlib.suppress(BusError):
-            await self.bus.publish(
-                subject.event(self.run, self.kind, kind),
-                body,
-                stream=stream_name(self.run, Stream.EVENTS),
-                headers=headers,
-            )
+Main = Callable[[Actor], Awaitable[None]]
 
 
 def parse(kind: str, argv: Sequence[str], *, needs_model: bool) -> argparse.Namespace:
@@ -137,6 +72,8 @@ def parse(kind: str, argv: Sequence[str], *, needs_model: bool) -> argparse.Name
 
 def main(kind: str, actor_main: Main, *, needs_model: bool = False, argv: Sequence[str] | None = None) -> None:
     """Run an actor until its end and exit with its code."""
+    gc.freeze()  # what was imported stays for good, and need not be looked at again
+    gc.enable()
     arguments = parse(kind, sys.argv[1:] if argv is None else argv, needs_model=needs_model)
     configure(actor=kind, level="debug" if arguments.debug else "info")
     try:
@@ -230,6 +167,7 @@ async def _wait_for_streams(actor: Actor, timeout_seconds: float = 60.0) -> None
 
 
 async def _until_stopped(actor: Actor, actor_main: Main, bus: NatsBus) -> int:
+    """Runs the actor; its exit code tells an end of its own from somebody's signal."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -238,12 +176,13 @@ async def _until_stopped(actor: Actor, actor_main: Main, bus: NatsBus) -> int:
         actor.lag = lag
         beat = asyncio.ensure_future(actor.beat())
         jobs = {
-            asyncio.ensure_future(actor_main(actor)): "main",
+            asyncio.ensure_future(_work(actor, actor_main)): "main",
             asyncio.ensure_future(stopping.wait()): "stop",
             asyncio.ensure_future(bus.wait_closed()): "closed",
         }
-        done, left = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
+        done, left = await asyncio.wait([*jobs, beat], return_when=asyncio.FIRST_COMPLETED)
         actor.state = "stopping"
+        left.discard(beat)
         for job in left:
             job.cancel()
         # The heartbeat goes on meanwhile: an actor that finishes its work is seen as stopping, not as dead.
@@ -253,19 +192,41 @@ async def _until_stopped(actor: Actor, actor_main: Main, bus: NatsBus) -> int:
     for job in (*done, *stopped):
         if not job.cancelled():
             _raise_first(job)
-    if "closed" in {jobs[job] for job in done}:
+    ended = {jobs[job] for job in done & jobs.keys()}
+    if "closed" in ended:
         raise BusUnavailableError("the connection to the NATS server is closed for good; restart this actor")
-    return 0
+    return 0 if "main" in ended else STOPPED_EXIT_CODE
 
 
-def _raise_first(job: "asyncio.Future[object]") -> None:
-    """Raise a job's error; of a group of errors the one that the user can act on."""
+async def _work(actor: Actor, actor_main: Main) -> None:
+    """The actor's own part; a record that only an upgrade can read ends it, and is waited over and not died of."""
+    try:
+        await actor_main(actor)
+        return
+    except (UnknownSchemaError, ExceptionGroup) as error:
+        unknown = _first(error)
+        if not isinstance(unknown, UnknownSchemaError):
+            raise
+    who = f"{actor.kind} of model {actor.model}" if actor.model else actor.kind
+    log.error("a record of a newer version; this actor waits to be upgraded", error=str(unknown))
+    wait = Waiting(what=f"an upgrade of this {actor.kind}: {unknown}", since=time.time(), unblocked_by="its operator")
+    actor.state, actor.waiting = "waiting", lambda: [wait]
+    actor.problems = lambda: [f"the {who} on {socket.gethostname()} does nothing: {unknown}"]
+    await asyncio.Event().wait()
+
+
+def _raise_first(job: "asyncio.Future[Any]") -> None:
     error = job.exception()
+    if error is not None:
+        raise _first(error)
+
+
+def _first(error: BaseException) -> BaseException:
+    """Of a group of errors the one that the user can act on."""
     while isinstance(error, BaseExceptionGroup):
         known = error.subgroup((UserError, FencedError))
         error = (known or error).exceptions[0]
-    if error is not None:
-        raise error
+    return error
 
 
 def _model(settings: SwarmSettings, wanted: str) -> str:

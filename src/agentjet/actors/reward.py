@@ -1,6 +1,7 @@
 """The reward actor: turns ended episodes into scores."""
 
-from agentjet.actors.process import Actor, main
+from agentjet.actors.actor import Actor
+from agentjet.actors.process import main
 from agentjet.reward import Reward
 
 

@@ -5,7 +5,8 @@ Told to stop, it begins nothing new and lets what runs come to its end for a whi
 
 import asyncio
 
-from agentjet.actors.process import Actor, main
+from agentjet.actors.actor import Actor
+from agentjet.actors.process import main
 from agentjet.gateway import Gateway
 from agentjet.rollout import Rollout
 

@@ -2,8 +2,9 @@
 
 Invariants:
 
-- A process that ends with code 0 is done, and one that ends with `FINAL_EXIT_CODE` must not be started again; any other
-  end is a crash: it is started again after a growing delay.
+- A process that ends with `FINAL_EXIT_CODE` must not be started again. One that ends with code 0 is done where its kind
+  has an end (`FINITE_KINDS`). Any other end is a crash or a stranger's SIGTERM (`STOPPED_EXIT_CODE`): it is started
+  again after a growing delay.
 - An actor that keeps dying right after its start is a fault that a person has to see: the supervisor gives up with the
   last line that the actor wrote. What `ActorProcess.kill` did is not the actor's fault.
 - Children get SIGTERM when this process dies, however it dies (Linux), and are ended by their own process ids only.
@@ -29,9 +30,12 @@ log = structlog.get_logger(__name__)
 YOUNG_SECONDS = 30.0
 """A process that ends sooner has failed at its start."""
 MAX_YOUNG_DEATHS = 3
+FINITE_KINDS = frozenset({"curriculum", "learner"})
+"""Actors that end with their run."""
 MAX_DELAY_SECONDS = 5.0
 STOP_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
+_TAIL_BYTES = 4096
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "2000000000", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
 """glibc keeps the engine's large buffers instead of mapping them anew at each step (about 8 % of its time)."""
 
@@ -42,11 +46,14 @@ class ActorSpec:
 
     kind: str
     model: str = ""
+    number: int = 1
+    """Tells copies apart."""
 
     @property
     def name(self) -> str:
-        """`<kind>` or `<kind>-<model>`."""
-        return f"{self.kind}-{self.model}" if self.model else self.kind
+        """`<kind>`, `<kind>-<model>`, or `<kind>-<model>.<number>` from the second copy on."""
+        name = f"{self.kind}-{self.model}" if self.model else self.kind
+        return name if self.number == 1 else f"{name}.{self.number}"
 
 
 def actor_specs(settings: SwarmSettings) -> list[ActorSpec]:
@@ -54,7 +61,11 @@ def actor_specs(settings: SwarmSettings) -> list[ActorSpec]:
     plain = ["curriculum", "reward", "merger", "checkpoint"]
     if any(pool.workflow for pool in settings.pools.values()):
         plain.append("rollout")
-    specs = [ActorSpec("inference", model) for model in settings.models]
+    specs = [
+        ActorSpec("inference", model, number)
+        for model, of in settings.models.items()
+        for number in range(1, of.num_engines + 1)
+    ]
     specs += [ActorSpec("learner", model) for model, of in settings.models.items() if of.is_trained]
     return specs + [ActorSpec(kind) for kind in plain]
 
@@ -84,7 +95,7 @@ class ActorProcess:
         while True:
             started = time.monotonic()
             code = await self._run_once()
-            if code == 0:
+            if code == 0 and self.spec.kind in FINITE_KINDS:
                 return
             if code == FINAL_EXIT_CODE:
                 raise UserError(f"{self.spec.name} has stopped for good ({self.last_line()}); see {self.log_path}")
@@ -142,7 +153,9 @@ class ActorProcess:
 
     def last_line(self) -> str:
         """The last line of its log."""
-        lines = self.log_path.read_bytes()[-4096:].decode("utf-8", "replace").strip().splitlines()
+        with self.log_path.open("rb") as file:
+            file.seek(max(0, self.log_path.stat().st_size - _TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").strip().splitlines()
         return lines[-1] if lines else "it wrote nothing"
 
 

@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
-from agentjet.algorithm.loss import Terms
+from agentjet.algorithm.divergence import k3
+from agentjet.algorithm.ratio import Terms
 
 
 @dataclass(slots=True)
@@ -24,10 +25,13 @@ class TermSums:
     """Of pi to the proximal policy."""
     clipped: float = 0.0
     sampler_k3: float = 0.0
+    """KL(sampler || pi) by k3."""
     sampler_gap: float = 0.0
     """|log pi - log-prob of the sampler|."""
     entropy: float = 0.0
     correction: float = 0.0
+    reference_kl: float = 0.0
+    """KL(pi || reference) by k3; 0 without a reference."""
     max_ratio: float = 0.0
     max_sampler_gap: float = 0.0
 
@@ -51,6 +55,7 @@ class TermSums:
             "sampler_gap_max": self.max_sampler_gap,
             "entropy": self.entropy / self.terms,
             "correction_mean": self.correction / self.terms,
+            "reference_kl": self.reference_kl / self.terms,
         }
 
 
@@ -64,21 +69,18 @@ def sum_terms(
     is_cut: Bool[Tensor, " terms"],
     entropy: Terms,
     correction: Terms,
+    reference: Terms | None = None,
 ) -> TermSums:
     """The sums over one pack's terms; `loss` comes weighted."""
     if not len(logprob):
         return TermSums()
     ratio = (logprob - proximal).exp()
     gap = logprob - sampler
-    sums = [ratio.sum(), is_cut.sum(), k3(gap).sum(), gap.abs().sum(), entropy.sum(), correction.sum()]
+    divergence = torch.zeros_like(gap) if reference is None else k3(reference - logprob)
+    sums = [ratio, is_cut, k3(gap), gap.abs(), entropy, correction, divergence]
     peaks = [ratio.max(), gap.abs().max()]
-    figures = torch.stack([figure.double() for figure in (loss.sum(), *sums, *peaks)]).tolist()
+    figures = torch.stack([figure.double() for figure in (loss.sum(), *(one.sum() for one in sums), *peaks)]).tolist()
     return TermSums(float(len(logprob)), *figures)
-
-
-def k3(gap: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Estimate of KL(sampler || pi) on the sampler's tokens: (r - 1) - log r with r = pi / sampler (Schulman 2020)."""
-    return torch.expm1(gap) - gap
 
 
 def mean(values: Iterable[float]) -> float:

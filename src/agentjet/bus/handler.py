@@ -170,6 +170,7 @@ async def consume(
     backoff_seconds: float = 0.5,
     on_state: Callable[[ConsumeState], None] | None = None,
     places: asyncio.Semaphore | None = None,
+    allowance: Callable[[], Awaitable[int]] | None = None,
 ) -> None:
     """Handle a consumer's messages for ever; ends by cancellation.
 
@@ -185,6 +186,8 @@ async def consume(
         on_state: Told the stage's state after each step.
         places: Shared by several stages that may handle only so many messages together: one is taken before a message
             is fetched, and messages are fetched one by one.
+        allowance: Awaited before each fetch: how many messages, at least one, may be fetched beside what else there is
+            to do.
 
     Raises:
         BusUnavailableError: The bus is gone for good.
@@ -213,6 +216,8 @@ async def consume(
                 if places:
                     await places.acquire()
                 num_free = 1 if places else concurrency - stage.num_running
+                if allowance:
+                    num_free = min(num_free, await allowance())
                 stage.tell("a message")
                 deliveries = await _fetch(consumer, num_free, stage)
                 for delivery in deliveries:

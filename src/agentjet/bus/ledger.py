@@ -55,20 +55,27 @@ class LedgerChain:
         Raises:
             FencedError: Another writer has appended since `load`.
         """
+        is_unsure = False
         while True:
             try:
                 self._last = await put(self._bus, self._run, Stream.LEDGER, self._subject, record, expected=self._last)
                 return self._last
             except ConflictError:
-                raise self._fenced() from None
+                if not is_unsure:
+                    raise self._fenced() from None
+                # What stands there may be an earlier try of ours: looked at below, as often as it takes.
             except (BusTimeoutError, BusFullError) as error:
+                is_unsure = True
                 log.error("the ledger can not be written; trying again", chain=self._who, error=str(error))
-                await asyncio.sleep(RETRY_SECONDS)
-                if await self._is_stored(record):
-                    return self._last
+            await asyncio.sleep(RETRY_SECONDS)
+            if await self._is_stored(record):
+                return self._last
 
     async def _is_stored(self, record: Record) -> bool:
-        """Whether an append whose answer was lost is stored all the same."""
+        """Whether an append whose answer was lost is stored all the same; False also while nobody can tell.
+
+        Raises FencedError when another record stands there.
+        """
         try:
             message = await self._bus.last(stream_name(self._run, Stream.LEDGER), self._subject)
         except BusError:

@@ -149,8 +149,10 @@ class MemoryBus:
         subject: str = ">",
         ack_wait_seconds: float = ACK_WAIT_SECONDS,
         max_ack_pending: int = 10_000,
+        inactive_seconds: float = 0.0,
     ) -> Consumer:
         state = self._stream(stream).add_consumer(durable, subject, ack_wait_seconds, max_ack_pending)
+        state.inactive_seconds = inactive_seconds
         return MemoryConsumer(state)
 
     # Plain messages

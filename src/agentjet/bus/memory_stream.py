@@ -135,6 +135,7 @@ class MemoryStream:
 
     def info(self, *, with_consumers: bool) -> StreamInfo:
         self.expire()
+        self._forget_inactive()
         asked = self.consumers if with_consumers else {}
         return StreamInfo(
             name=self.spec.name,
@@ -166,12 +167,16 @@ class MemoryStream:
         self, durable: str, subject: str, ack_wait_seconds: float, max_ack_pending: int
     ) -> "ConsumerState":
         """Create or re-configure a durable consumer; a work queue refuses overlapping ones, as the server does."""
+        self._forget_inactive()
         for name, other in self.consumers.items():
             if self.spec.work_queue and name != durable and overlap(other.subject, subject):
                 raise BusError(f"consumer {durable} on {self.spec.name} overlaps {name} on a work queue")
         state = self.consumers.setdefault(durable, ConsumerState(self, subject))
         state.ack_wait_seconds, state.max_ack_pending = ack_wait_seconds, max_ack_pending
         return state
+
+    def _forget_inactive(self) -> None:
+        self.consumers = {name: one for name, one in self.consumers.items() if not one.is_inactive}
 
 
 @dataclass(slots=True)
@@ -191,8 +196,10 @@ class ConsumerState:
         self.subject = subject
         self.ack_wait_seconds = 30.0
         self.max_ack_pending = 10_000
+        self.inactive_seconds = 0.0
         self.running: dict[int, Running] = {}
         self._next = 1
+        self._asked_at = asyncio.get_running_loop().time()
 
     def num_pending(self) -> int:
         """Messages not yet delivered."""
@@ -202,13 +209,18 @@ class ConsumerState:
         return count
 
     @property
+    def is_inactive(self) -> bool:
+        """Nobody has fetched for longer than it may live so."""
+        return 0 < self.inactive_seconds < asyncio.get_running_loop().time() - self._asked_at
+
+    @property
     def first_sequence(self) -> int:
         """Every message before it is acknowledged."""
         return min([*self.running, self._next])
 
     def take(self, batch: int) -> list[tuple[StoredMessage, int]]:
         """Up to `batch` (message, deliveries): overdue ones first, then new ones."""
-        now = asyncio.get_running_loop().time()
+        now = self._asked_at = asyncio.get_running_loop().time()
         taken: list[tuple[StoredMessage, int]] = []
         for sequence in sorted(s for s, r in self.running.items() if r.due <= now):
             message = self.stream.get(sequence)

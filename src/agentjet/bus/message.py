@@ -60,9 +60,13 @@ def from_get(stored: Mapping[str, Any]) -> StoredMessage:
 
 def raw_headers(stored: Mapping[str, Any]) -> dict[str, str]:
     """Every header of a STREAM.MSG.GET reply, JetStream's included."""
-    lines = base64.b64decode(stored.get("hdrs") or "").decode("utf-8", "replace").split("\r\n")[1:]
-    pairs = (line.partition(":") for line in lines if line)
-    return {name.strip(): value.strip() for name, _, value in pairs}
+    return parse_headers(base64.b64decode(stored.get("hdrs") or "").partition(b"\r\n")[2])
+
+
+def parse_headers(raw: bytes) -> dict[str, str]:
+    """Header lines, `Name: value` each, without the line that names the protocol."""
+    pairs = (line.partition(":") for line in raw.decode("utf-8", "replace").split("\r\n"))
+    return {name.strip(): value.strip() for name, colon, value in pairs if colon}
 
 
 def from_delivery(message: Msg) -> StoredMessage:

@@ -213,6 +213,7 @@ class NatsBus:
         subject: str = ">",
         ack_wait_seconds: float = ACK_WAIT_SECONDS,
         max_ack_pending: int = 10_000,
+        inactive_seconds: float = 0.0,
     ) -> Consumer:
         config = {
             "durable_name": durable,
@@ -223,6 +224,8 @@ class NatsBus:
             "ack_wait": int(ack_wait_seconds * 1e9),
             "max_ack_pending": max_ack_pending,
         } | ({} if subject == ">" else {"filter_subject": subject})
+        if inactive_seconds:
+            config["inactive_threshold"] = int(inactive_seconds * 1e9)
         consumer = NatsConsumer(self._connection, stream, durable, config)
         await consumer.open()
         return consumer

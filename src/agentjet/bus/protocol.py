@@ -209,8 +209,12 @@ class Bus(Protocol):
         subject: str = ">",
         ack_wait_seconds: float = ACK_WAIT_SECONDS,
         max_ack_pending: int = 10_000,
+        inactive_seconds: float = 0.0,
     ) -> Consumer:
-        """The durable pull consumer of that name, created when it is not there (max_deliver unlimited)."""
+        """The durable pull consumer of that name, created when it is not there (max_deliver unlimited).
+
+        `inactive_seconds`: it is forgotten when nobody has fetched for as long; 0 keeps it for ever.
+        """
         ...
 
     async def purge(self, stream: str, *, below_sequence: int) -> None:

@@ -35,6 +35,8 @@ log = structlog.get_logger(__name__)
 _READ_SECONDS = 10.0
 _REPLY_SECONDS = 3.0
 _BATCH = 256
+_LAST_BATCH = 1024
+"""The server's own limit for messages of many subjects."""
 _BATCH_BYTES = 8 * 1024 * 1024
 _SUBJECTS_PER_REQUEST = 256
 _PARALLEL_GETS = 32
@@ -89,12 +91,30 @@ class StreamReader:
         found: dict[str, StoredMessage] = {}
         for start in range(0, len(subjects), _SUBJECTS_PER_REQUEST):
             chunk = list(subjects[start : start + _SUBJECTS_PER_REQUEST])
-            replies = await self._batch_complete(stream, {"multi_last": chunk, "batch": 1024})
-            if replies and status_of(replies[-1]) == _TOO_MANY_RESULTS:
-                found |= await self._last_by_scan(stream, chunk)
-            else:
-                found |= {m.subject: m for m in map(from_direct, _bodies(replies))}
+            messages = await self._last_by_pages(stream, chunk)
+            found |= await self._last_by_scan(stream, chunk) if messages is None else messages
         return found
+
+    async def _last_by_pages(self, stream: str, subjects: Sequence[str]) -> dict[str, StoredMessage] | None:
+        """The newest message of each subject, some megabytes a reply; None when they are too many for that.
+
+        The server cuts a reply at a number of bytes and says how many messages are left, so it is asked for the rest.
+        """
+        request: dict[str, Any] = {"multi_last": subjects, "batch": _LAST_BATCH, "max_bytes": _BATCH_BYTES}
+        found: dict[str, StoredMessage] = {}
+        while True:
+            replies = await self._batch_complete(stream, request)
+            status, headers = status_of(replies[-1]), replies[-1].headers or {}
+            if status == _TOO_MANY_RESULTS:
+                return None
+            if status not in ("204", "404"):
+                raise BusError(f"reading {stream}: {headers.get('Description', status)}")
+            messages = [from_direct(m) for m in _bodies(replies)]
+            found |= {m.subject: m for m in messages}
+            if not messages or headers.get("Nats-Num-Pending", "0") == "0":
+                return found
+            # Without the upper end, a message stored meanwhile would take the place of one that is still to come.
+            request |= {"seq": messages[-1].sequence + 1, "up_to_seq": int(headers["Nats-UpTo-Sequence"])}
 
     async def _last_many_by_get(self, stream: str, subjects: Sequence[str]) -> dict[str, StoredMessage]:
         wildcards = [s for s in subjects if _is_wildcard(s)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from agentjet.bus.protocol import Bus, Handler, Request, StoredMessage, StreamSpec
-from agentjet.errors import ConflictError, RecordError, RecordTooLargeError
+from agentjet.errors import ConflictError, RecordError, RecordTooLargeError, UnknownSchemaError
 from agentjet.schemas import subject
 from agentjet.schemas.codec import decode, encode
 from agentjet.schemas.ids import RunId
@@ -104,15 +104,22 @@ async def read(bus: Bus, run: RunId, stream: Stream, message: StoredMessage) -> 
 
     Raises RecordError, UnknownSchemaError, BlobError.
     """
+    body = await _body(bus, run, stream, message)
+    try:
+        return decode(message.headers, body)
+    except UnknownSchemaError as error:
+        raise UnknownSchemaError(f"{stream.value} sequence {message.sequence}: {error}") from None
+
+
+async def _body(bus: Bus, run: RunId, stream: Stream, message: StoredMessage) -> bytes:
     sha256 = message.headers.get(BLOB_HEADER)
     if sha256 is None:
-        return decode(message.headers, message.payload)
+        return message.payload
     kind = _BLOB_KINDS.get(stream)
     size = message.headers.get(BLOB_BYTES_HEADER, "")
     if kind is None or not size.isdecimal():
         raise RecordError(f"{message.subject}: a blob stands where none belongs")
-    body = await bus.get_blob(stream_name(run, stream), subject.blob(run, kind), sha256, int(size))
-    return decode(message.headers, body)
+    return await bus.get_blob(stream_name(run, stream), subject.blob(run, kind), sha256, int(size))
 
 
 async def read_as(cls: type[R], bus: Bus, run: RunId, stream: Stream, message: StoredMessage) -> R:

@@ -6,26 +6,37 @@ Invariants:
   and sampled) exactly; only the text that the template adds is encoded.
 - That happens only if the template's rendering of the whole request continues the earlier prompt and shows the reply
   (up to white space and the spelling of tool calls). Otherwise the request is rendered whole, and the cause is named.
+- Where the template is found to allow it (`locality`), only the end is rendered. The whole is rendered to compare with
+  it at the 2nd, 4th, 8th ... call of a conversation and where a new trait comes in; a difference is never passed over:
+  the whole rendering stands, the difference is counted, and the template is rendered whole from then on.
+- A request that goes on from a call by another reply than it gave continues what came before that reply, where that is
+  known, and counts as edited.
+- Reasoning that an agent leaves out of a reply it sends back, as most client packages do, is put back: what becomes of
+  old reasoning is for the template to say. Reasoning that it changes is an edit.
 - What the template adds is prompt: also an end-of-turn token that a truncated reply lacks.
-- Agent name, tools, roles, texts and tool calls all take part in the comparison.
+- Agent name, tools, roles, texts and tool calls all take part in the comparison. The name on an assistant message does
+  not, only in the rendering.
 
 One history holds the calls of one attempt for one model. Its memory grows with the number of messages and tokens, for a
-call keeps only what it adds to its parent; so does encoding. It does not know where calls are stored.
+call keeps only what it adds to its parent; so does the work, but for copying ids and comparing messages. It does not
+know where calls are stored.
 """
 
-import hashlib
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentjet.chat.message import Message, digest, normalise, normalise_all
-from agentjet.chat.parser import ToolCall, parse_reply
+from agentjet.chat.continuation import RenderedText, added_after
+from agentjet.chat.conversation import Conversation, ConversationReader, Trait, root
+from agentjet.chat.locality import Locality, Tail, render_opening, render_tail
+from agentjet.chat.message import normalise
 from agentjet.chat.template import ChatTemplate
+from agentjet.chat.text_history import TextHistory, TextPrompt
+from agentjet.chat.turn import Turn, Turns
+from agentjet.errors import BadRequestError
 from agentjet.schemas.call import Call, FinishReason, ForkCause
 from agentjet.schemas.ids import CallId
-
-_ROOT = b"agentjet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,177 +46,225 @@ class Prompt:
     parent: CallId | None
     """Call whose prompt and completion come first."""
     ids: tuple[int, ...]
-    """The whole prompt."""
+    """The whole prompt, a forced beginning of the reply included."""
     increment: tuple[int, ...]
     """The ids after the parent's; the whole prompt when there is no parent."""
     fork: ForkCause
     num_messages_before: int
     """Messages of the request that stand in the parent and its reply."""
     text: str
-    """The rendering of the whole request."""
-    messages: tuple[Message, ...]
-    """The whole request in canonical form."""
+    """What the rendering adds to the parent's prompt, the reply included; the whole rendering when there is no parent.
+    Without a forced beginning of the reply."""
+    conversation: Conversation
+    """The whole request."""
     misses_reply: bool
     """The messages after the parent's hold a reply that no known call gave."""
+    opening: str | None
+    """What the end of this conversation is rendered behind now; None where it is not rendered apart."""
+    compared: Trait | None
+    """Traits with which the end was found to render as in the whole; None while it was not compared."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
-    """A finished call."""
+class _Continued:
+    """A rendering that continues a turn."""
 
-    call: CallId
-    parent: CallId | None
-    added_messages: tuple[Message, ...]
-    """Request and reply, without what stands in the parent."""
-    num_messages: int
-    """Of request and reply, those of the parent included."""
-    tools: tuple[Any, ...]
-    text_size: int
-    """Characters of the prompt as rendered then."""
-    text_digest: bytes
-    """Of that text, which later prompts have to begin with."""
-    added_ids: "array[int]"
-    """Prompt and completion, without what stands in the parent."""
-    end_id: int | None
-    """The end-of-turn token, where it was sampled."""
-    is_cut: bool
-    """A stop string ended it, so its ids say more than its text."""
-    fork: ForkCause
-
-    @property
-    def reply(self) -> Message:
-        """What the model answered."""
-        return self.added_messages[-1]
-
-    def begins(self, text: str) -> bool:
-        """Whether a text begins with the prompt as rendered then."""
-        return len(text) >= self.text_size and _text_digest(text[: self.text_size]) == self.text_digest
+    text: str
+    """What it adds to the turn's prompt, the reply included."""
+    added: str
+    """What it adds after the reply."""
+    opening: str | None
+    compared: Trait | None
 
 
 class History:
-    """The finished calls of one attempt."""
+    """The finished calls of one attempt.
 
-    def __init__(self, template: ChatTemplate, stop_ids: frozenset[int]) -> None:
+    Args:
+        template: The model's.
+        stop_ids: Tokens that end a reply.
+        locality: What is known of the template; histories of one model share it.
+    """
+
+    def __init__(self, template: ChatTemplate, stop_ids: frozenset[int], locality: Locality | None = None) -> None:
         self._template = template
         self._stop_ids = stop_ids
-        self._turns: dict[CallId, _Turn] = {}
-        self._by_conversation: dict[bytes, _Turn] = {}
-        self._without_tools: set[bytes] = set()
-        self._openings: set[bytes] = set()
-        self._agents: set[str] = set()
+        self._locality = locality or Locality(template)
+        self._turns = Turns()
+        self.texts = TextHistory(template, stop_ids)
+        """The calls that were asked by plain prompts."""
+        self._reader = ConversationReader(self._turns.restore)
 
     def __contains__(self, call: CallId) -> bool:
-        return call in self._turns
+        return call in self._turns or call in self.texts
 
     def __len__(self) -> int:
-        return len(self._turns)
+        return len(self._turns) + len(self.texts)
 
-    def prompt(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] = (), agent: str = "") -> Prompt:
+    def prompt(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] = (), agent: str = "", forced: str = ""
+    ) -> Prompt:
         """The prompt of a new request.
+
+        `forced` is the text that the reply has to begin with. It is prompt, so never trained, and the message that
+        the agent gets has to include it.
 
         Raises BadRequestError for messages that are no text chat, or that the template refuses.
         """
-        canonical = normalise_all(messages)
-        text = self._template.render(canonical, tools)
-        links = _chain(canonical, tools, agent)
-        turn, size = self._longest(links)
-        misses_reply = any(message["role"] == "assistant" for message in canonical[size:])
-        added = None
+        return self.prompt_for(self.read(messages, tools=tools, agent=agent), forced=forced)
+
+    def read(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] = (), agent: str = ""
+    ) -> Conversation:
+        """A request in canonical form; BadRequestError for messages that are no text chat."""
+        return self._reader.read(messages, tools, agent)
+
+    def num_new_messages(self, conversation: Conversation) -> int:
+        """Messages that will probably have to be rendered and encoded."""
+        turn, size = self._turns.longest(conversation.links)
+        is_compared = turn is not None and not turn.is_cut and turn.compared is not None
+        is_local = is_compared and self._is_local(conversation, size)
+        return len(conversation.messages) - size * is_local
+
+    def prompt_for(self, conversation: Conversation, *, forced: str = "") -> Prompt:
+        """As `prompt`, for a request that was read here."""
+        turn, size = self._turns.longest(conversation.links)
+        misses_reply = any(message["role"] == "assistant" for message in conversation.messages[size:])
+        continued = None
         if turn is None:
-            fork = self._why_fresh(canonical, links, agent)
+            fork = self._turns.why_fresh(conversation)
         elif turn.is_cut:
             fork = ForkCause.STOP_STRING
         else:
-            added = self._added_text(turn, canonical, text)
-            fork = ForkCause.TEMPLATE_REWROTE if added is None else ForkCause.NONE
-        if turn is None or added is None:
-            ids = self._template.encode(text)
-            return Prompt(None, ids, ids, fork, 0, text, canonical, misses_reply)
-        increment = self._encode_added(turn, added)
-        return Prompt(turn.call, self._ids(turn) + increment, increment, fork, size, text, canonical, misses_reply)
+            continued = self._continue(turn, conversation, size)
+            fork = ForkCause.TEMPLATE_REWROTE
+        if turn is None or continued is None:
+            parent, text, before = None, self._template.render(conversation.messages, conversation.tools), ()
+            increment = self._template.encode(text)
+            opening, compared = self._opening(conversation), None
+        else:
+            parent, text, before = turn.call, continued.text, self._turns.ids(turn)
+            fork = ForkCause.HISTORY_EDITED if misses_reply else ForkCause.NONE
+            increment = self._encode_added(turn, continued.added)
+            opening, compared = continued.opening, continued.compared
+        increment += self._template.encode_behind(text, forced)
+        return Prompt(
+            parent=parent,
+            ids=before + increment,
+            increment=increment,
+            fork=fork,
+            num_messages_before=size if parent else 0,
+            text=text,
+            conversation=conversation,
+            misses_reply=misses_reply,
+            opening=opening,
+            compared=compared,
+        )
 
-    def add(self, call: Call, *, prompt: Prompt | None = None) -> None:
+    def add(self, call: Call, *, prompt: Prompt | TextPrompt | None = None) -> None:
         """Takes a finished call; `prompt` is what it started from, where that is at hand.
 
         A parent has to be added before its children; KeyError otherwise.
         """
         if call.call in self._turns:
             return
-        before = self._messages(self._turns[call.parent]) if call.parent is not None else ()
-        messages = prompt.messages if prompt else before + normalise_all(call.messages)
-        text = prompt.text if prompt else self._template.render(messages, call.tools)
-        whole = (*messages, normalise(call.message, "message"))
+        if call.prompt is not None or isinstance(prompt, TextPrompt):
+            self.texts.add(call)
+            return
+        parent = self._turns.parent(call)
+        num_before = parent.num_messages if parent else 0
+        if prompt is not None:
+            added, link = prompt.conversation.messages[num_before:], prompt.conversation.links[-1]
+        else:
+            added, link = [], parent.link if parent else root(call.tools, call.agent)
+            for message in call.messages:
+                added.append(self._turns.restore(link, normalise(message)))
+                link = link.then(added[-1])
+        reply = normalise(call.message, "message")
         last = call.completion_ids[-1] if call.completion_ids else None
         has_ended = call.finish_reason in (FinishReason.STOP, FinishReason.TOOL_CALLS)
-        turn = _Turn(
+        turn = Turn(
             call=call.call,
             parent=call.parent,
-            added_messages=whole[len(before) :],
-            num_messages=len(whole),
+            added_messages=(*added, reply),
+            num_messages=num_before + len(added) + 1,
+            link=link.then(reply),
             tools=call.tools,
-            text_size=len(text),
-            text_digest=_text_digest(text),
+            text=RenderedText.of(prompt.text, parent.text if parent else None) if prompt else None,
+            opening=prompt.opening if prompt else None,
+            compared=prompt.compared if prompt else None,
+            depth=parent.depth + 1 if parent else 1,
             added_ids=array("i", call.prompt_ids + call.completion_ids),
             end_id=last if last in self._stop_ids else None,
             is_cut=has_ended and last not in self._stop_ids,
-            fork=call.fork,
         )
-        self._turns[turn.call] = turn
-        self._index(turn, _chain(whole, call.tools, call.agent), call.agent)
+        self._turns.add(turn, link, call, prompt.ids + self._template.shared(call.completion_ids) if prompt else None)
 
-    def _lineage(self, turn: _Turn) -> list[_Turn]:
-        """The call, its parent and so on, oldest first."""
-        lineage = [turn]
-        while (parent := lineage[-1].parent) is not None:
-            lineage.append(self._turns[parent])
-        return lineage[::-1]
-
-    def _messages(self, turn: _Turn) -> tuple[Message, ...]:
-        return tuple(message for one in self._lineage(turn) for message in one.added_messages)
-
-    def _ids(self, turn: _Turn) -> tuple[int, ...]:
-        return tuple(token for one in self._lineage(turn) for token in one.added_ids)
-
-    def _index(self, turn: _Turn, links: list[tuple[bytes, bytes]], agent: str) -> None:
-        whole, bare = links[-1]
-        self._by_conversation[whole] = turn
-        self._without_tools.add(bare)
-        self._agents.add(agent)
-        if turn.fork is ForkCause.FIRST and len(links) > 1:
-            self._openings.add(links[-2][0])
-
-    def _longest(self, links: list[tuple[bytes, bytes]]) -> tuple[_Turn | None, int]:
-        for size in range(len(links), 0, -1):
-            turn = self._by_conversation.get(links[size - 1][0])
-            if turn is not None:
-                return turn, size
-        return None, 0
-
-    def _why_fresh(self, messages: Sequence[Message], links: list[tuple[bytes, bytes]], agent: str) -> ForkCause:
-        if any(bare in self._without_tools for _, bare in links):
-            return ForkCause.TOOLS_CHANGED
-        is_opening = not any(message["role"] == "assistant" for message in messages)
-        if is_opening or agent not in self._agents or links[-1][0] in self._openings:
-            return ForkCause.FIRST
-        return ForkCause.HISTORY_EDITED
-
-    def _added_text(self, turn: _Turn, messages: tuple[Message, ...], text: str) -> str | None:
-        """What the whole rendering adds after the reply's last character; None when it does not continue the turn."""
+    def _continue(self, turn: Turn, conversation: Conversation, size: int) -> _Continued | None:
+        """How the request's rendering continues the turn; None when it does not."""
         end = self._template.reply_end
-        if end is None or not turn.begins(text):
+        if end is None:
             return None
-        reply, start = turn.reply, turn.text_size
-        plain = reply["content"] + end
-        if "tool_calls" not in reply and text.startswith(plain, start):
-            return text[start + len(plain) - len(end) :]
-        # The reply reads otherwise in the template than as sampled: see whether only its spelling differs.
-        earlier = self._template.render(messages[: turn.num_messages], turn.tools, opens_reply=False)
-        if not (turn.begins(earlier) and earlier.endswith(end) and text.startswith(earlier)):
+        tail = self._tail(conversation, size)
+        if tail is not None and self._is_compared(turn, tail, conversation):
+            added = added_after(tail.text, turn.reply, end, self._template.reply_format, conversation.tools)
+            if added is not None:
+                return _Continued(tail.text, added, turn.opening, turn.compared)
+        whole = self._template.render(conversation.messages, conversation.tools)
+        before = self._rendered(turn)
+        text = whole[before.size :] if before.begins(whole) else None
+        if tail is not None and tail.text != text:
+            if turn.opening in (None, tail.opening):  # otherwise only the day has changed that the opening tells
+                self._locality.distrust()
+            tail = None
+        if text is None:
             return None
-        shown = earlier[start : len(earlier) - len(end)]
-        return text[len(earlier) - len(end) :] if _shows(shown, reply) else None
+        added = added_after(text, turn.reply, end, self._template.reply_format, conversation.tools)
+        if added is None:
+            return None
+        return _Continued(text, added, tail and tail.opening, conversation.traits if tail else None)
 
-    def _encode_added(self, turn: _Turn, added: str) -> tuple[int, ...]:
+    def _tail(self, conversation: Conversation, size: int) -> Tail | None:
+        """The rendering of the reply and what follows it; None where that says nothing of the whole rendering."""
+        if not self._is_local(conversation, size):
+            return None
+        try:
+            return render_tail(
+                self._template, conversation.messages, size - 1, conversation.tools, conversation.num_system
+            )
+        except BadRequestError:
+            return None
+
+    def _is_local(self, conversation: Conversation, size: int) -> bool:
+        reply, added = conversation.messages[size - 1], conversation.messages[size:]
+        calls = {call["id"] for call in reply.get("tool_calls", ())}
+        is_own = all(message["role"] != "tool" or message.get("tool_call_id") in calls for message in added)
+        if not added or not is_own or any(message["role"] == "assistant" for message in added):
+            return False
+        adds_user = any(message["role"] == "user" for message in added)
+        return self._locality.holds(conversation.traits, has_tools=bool(conversation.tools), adds_user=adds_user)
+
+    def _is_compared(self, turn: Turn, tail: Tail, conversation: Conversation) -> bool:
+        """Whether the whole rendering needs no look this time."""
+        depth = turn.depth + 1
+        is_due = depth & (depth - 1) == 0
+        knows = turn.compared is not None and conversation.traits in turn.compared
+        return knows and not is_due and tail.opening == turn.opening
+
+    def _opening(self, conversation: Conversation) -> str | None:
+        try:
+            return render_opening(self._template, conversation.messages, conversation.tools, conversation.num_system)
+        except BadRequestError:
+            return None
+
+    def _rendered(self, turn: Turn) -> RenderedText:
+        """The turn's prompt; that of a stored call is rendered now."""
+        if turn.text is None:
+            messages = self._turns.messages(turn)[:-1]
+            turn.text = RenderedText.of(self._template.render(messages, turn.tools))
+        return turn.text
+
+    def _encode_added(self, turn: Turn, added: str) -> tuple[int, ...]:
         """Ids of the added text, without the end-of-turn token where that was sampled."""
         ids = self._template.encode(added)
         if turn.end_id is None:
@@ -214,29 +273,3 @@ class History:
         if not added.startswith(end_text):
             return ids  # it ended with another token than the template's
         return ids[1:] if ids[:1] == (turn.end_id,) else self._template.encode(added[len(end_text) :])
-
-
-def _text_digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-def _chain(messages: Sequence[Message], tools: Sequence[Any], agent: str) -> list[tuple[bytes, bytes]]:
-    """For each length from 1 on: the digest of that many messages with the tools, and without them."""
-    whole, bare = digest(_ROOT, [agent, list(tools)]), digest(_ROOT, [agent])
-    links = []
-    for message in messages:
-        whole, bare = digest(whole, message), digest(bare, message)
-        links.append((whole, bare))
-    return links
-
-
-def _shows(shown: str, reply: Message) -> bool:
-    """Whether rendered text says what the reply says."""
-    content, calls = parse_reply(shown, has_tools="tool_calls" in reply)
-    wanted = [call["function"] for call in reply.get("tool_calls", ())]
-    return content.strip() == reply["content"].strip() and [_function(call) for call in calls] == wanted
-
-
-def _function(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return normalise({"role": "assistant", "tool_calls": [{"function": function}]})["tool_calls"][0]["function"]

@@ -4,6 +4,7 @@ Invariants:
 
 - Differences without meaning vanish: a missing, null or listed text, a field that is null or empty, tool-call arguments
   as a JSON string or as an object, `developer` for `system`.
+- A text of arguments that is no JSON, or nested too deeply to be written again, stays a text.
 - Everything else takes part: role, text, tool calls with their ids, names, and fields unknown here, which templates may
   read. Two messages are the same history if and only if their canonical forms are equal.
 """
@@ -20,6 +21,8 @@ Message = dict[str, Any]
 
 ROLES = ("system", "user", "assistant", "tool")
 _KNOWN = ("role", "content", "tool_calls")
+_MAX_DEPTH = 128
+"""Of arguments; half of what can be written as JSON, for they stand inside other values."""
 
 
 def normalise(message: Mapping[str, Any], where: str = "messages") -> Message:
@@ -86,18 +89,28 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise BadRequestError(f"{where}: only calls of a named function are supported")
     arguments = function.get("arguments")
+    value = arguments_of(arguments) if isinstance(arguments, str) else arguments or {}
     return {
         "id": call.get("id") or "",
         "type": "function",
-        "function": {"name": function["name"], "arguments": _arguments(arguments)},
+        "function": {"name": function["name"], "arguments": value},
     }
 
 
-def _arguments(arguments: Any) -> Any:
-    """Templates want an object; a text that is none stays a text."""
-    if not isinstance(arguments, str):
-        return arguments or {}
+def arguments_of(text: str) -> Any:
+    """The value of a tool call's arguments, for templates want an object; the text itself where it has none."""
     try:
-        return orjson.loads(arguments or "{}")
+        value = orjson.loads(text or "{}")
     except orjson.JSONDecodeError:
-        return arguments
+        return text
+    return text if _is_deep(value) else value
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        if not level:
+            return False
+        parts = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [one for part in parts for one in part]
+    return True

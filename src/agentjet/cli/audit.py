@@ -30,12 +30,18 @@ def lines(report: AuditReport) -> list[str]:
     """The report for people: each number, and in words why it is not the one before it."""
     return [
         _line("issued", f"{report.issued} tickets in {_count(report.groups, 'group')}"),
-        _line("ended", report.ended, _open(report.issued_not_ended, "not ended")),
+        _line(
+            "ended",
+            report.ended,
+            _open(report.issued_not_ended, "not ended"),
+            _said(report.buried, "of them by the curriculum, as nobody ended them in time"),
+        ),
         _line(
             "scored",
             report.scored,
-            _open(report.ended_not_scored, "not scored"),
-            _said(report.buried, "of them without an end (never claimed, or not ended in time)"),
+            _failed(report),
+            _open(report.ended_not_scored, "neither scored nor failed"),
+            _said(report.unjudged, "of these wait for others of their group, to be judged together"),
         ),
         _line(
             "sampled",
@@ -43,7 +49,7 @@ def lines(report: AuditReport) -> list[str]:
             + (f" of {_count(report.sampled_slots, 'slot')}" if report.sampled_slots != report.sampled else ""),
             _open(report.scored_not_sampled, "not sampled"),
             _said(report.evaluated, "of evaluations, which reach no learner"),
-            _said(report.reoffered, "failed and played again"),
+            _said(report.reoffered, "played again instead"),
         ),
         _line(
             "settled",
@@ -65,6 +71,15 @@ def _open(difference: Difference, what: str) -> str:
         return ""
     age = readable_seconds(difference.oldest_age_seconds)
     return f"{difference.count} {what} yet, the oldest {difference.oldest_id} for {age}"
+
+
+def _failed(report: AuditReport) -> str:
+    """Failures, which are no scores, and what became of them."""
+    if not report.failed:
+        return ""
+    over = report.failed - report.reoffered
+    fates = [_said(report.reoffered, "played again"), _said(over, "dead")]
+    return f"{report.failed} failed ({', '.join(fate for fate in fates if fate)})"
 
 
 def _said(count: int, what: str) -> str:

@@ -6,7 +6,7 @@ from agentjet.cli.output import write_json, write_line
 from agentjet.cli.target import Target
 from agentjet.config import SwarmSettings
 from agentjet.config.load import shown_values
-from agentjet.errors import ConfigError
+from agentjet.errors import ConfigError, UserError
 
 
 def show(*, target: Target | None = None, json: bool = False, changed: bool = False) -> None:
@@ -33,7 +33,7 @@ def check(*, target: Target | None = None, files: bool = False) -> None:
     """Whether the configuration is valid.
 
     Args:
-        files: Also whether the models, workflows and task files are on this machine.
+        files: Also whether the models, workflows, task files, engines and parsers are on this machine.
     """
     config = (target or Target()).load()
     settings = config.settings
@@ -46,13 +46,21 @@ def check(*, target: Target | None = None, files: bool = False) -> None:
 
 
 def check_files(settings: SwarmSettings) -> None:
-    """Raises ModelNotFoundError or ConfigError for the first file that is not on this machine."""
+    """Raises ModelNotFoundError or ConfigError for the first file, engine or parser that is not on this machine."""
+    from agentjet.inference.vllm_format import check_names
+    from agentjet.inference.vllm_options import check_options, option_names
     from agentjet.pretrained.model_file import resolve
 
-    for model in settings.models.values():
+    for name, model in settings.models.items():
         resolve(model.path)
+        try:
+            check_names(tool_parser=model.tool_parser, reasoning_parser=model.reasoning_parser)
+            if model.engine.kind == "vllm":
+                check_options(model.engine.vllm, option_names())
+        except UserError as error:
+            raise ConfigError(f"models.{name}.{error}") from error
     for pool, section in settings.pools.items():
-        for field in ("workflow", "tasks", "reward"):
+        for field in ("workflow", "tasks", "reward", "group_judge"):
             text: str = getattr(section, field)
             file = text.rpartition(":")[0] if ".py:" in text else text
             if file.endswith((".py", ".jsonl")) and not Path(file).is_file():

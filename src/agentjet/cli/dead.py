@@ -14,6 +14,7 @@ from agentjet.schemas import subject
 from agentjet.schemas.claim import RetryReply, RetryRequest
 from agentjet.schemas.ids import RunId, TicketName
 from agentjet.schemas.readable import as_json
+from agentjet.schemas.score import Outcome, Score
 
 _ASK_SECONDS = 10.0
 _AGAIN_SECONDS = 0.5
@@ -77,14 +78,15 @@ async def retry(group: str, *, wait_seconds: float = 60.0, target: Target | None
     dead = _name(group).group
     async with open_bus(settings) as bus:
         run = await find_run(bus, settings)
-        issued = await _ask_until(bus, RetryRequest(run=run, group=dead), wait_seconds)
+        issued = await ask_until(bus, RetryRequest(run=run, group=dead), wait_seconds)
     if json:
         write_json({"run": run, "dead": dead, "group": issued})
     else:
         write_line(issued)
 
 
-async def _ask_until(bus: Bus, request: RetryRequest, wait_seconds: float) -> str:
+async def ask_until(bus: Bus, request: RetryRequest, wait_seconds: float) -> str:
+    """The new group's id; UserError when it is refused or not there in time."""
     give_up = time.monotonic() + wait_seconds
     while True:
         reply = await _ask(bus, request)
@@ -93,11 +95,17 @@ async def _ask_until(bus: Bus, request: RetryRequest, wait_seconds: float) -> st
         if reply.reason not in ("full", "busy"):
             raise UserError(f"group {request.group} is not retried: {reply.reason}")
         if time.monotonic() >= give_up:
-            raise UserError(
-                f"no room for group {request.group} within {wait_seconds:g} s: the learners have to take a step first; "
-                "it is issued as soon as there is room, ask again for its id"
-            )
+            raise UserError(_late(request.group, reply.reason, wait_seconds))
         await asyncio.sleep(_AGAIN_SECONDS)
+
+
+def _late(group: str, reason: str, seconds: float) -> str:
+    if reason == "busy":
+        return f"the curriculum is busy and did not say within {seconds:g} s what becomes of group {group}; ask again"
+    return (
+        f"no room for group {group} within {seconds:g} s (`agentjet status` says what holds admission up); "
+        "it is issued as soon as there is room, ask again for its id"
+    )
 
 
 async def _ask(bus: Bus, request: RetryRequest) -> RetryReply:
@@ -140,12 +148,17 @@ def _lines(offer: OfferSeen) -> list[str]:
         lines.append(f"  ended {_when(offer.end_time)} as {offer.end.status} by attempt {offer.end.attempt}")
         lines += _fault(offer.end.fault.kind, offer.end.fault.message) if offer.end.fault else []
     if offer.score is not None:
-        reward = "" if offer.score.reward is None else f", reward {offer.score.reward:g}"
-        lines.append(f"  scored {_when(offer.score_time)} as {offer.score.outcome}{reward}")
+        lines.append(f"  {_verdict(offer.score, _when(offer.score_time))}")
         fault = offer.score.fault
         if fault is not None and (offer.end is None or fault != offer.end.fault):
             lines += _fault(fault.kind, fault.message)
     return lines
+
+
+def _verdict(score: Score, when: str) -> str:
+    if score.outcome is Outcome.SCORED:
+        return f"scored {when}" + ("" if score.reward is None else f", reward {score.reward:g}")
+    return f"failed {when} as {score.outcome}; the slot {'is dead' if score.closes_slot else 'was offered again'}"
 
 
 def _fault(kind: str, message: str) -> list[str]:

@@ -34,6 +34,7 @@ def demo(
     *,
     model: Literal["smollm2-135m", "tiny"] | None = None,
     models: int | None = None,
+    engine: Literal["transformers", "vllm"] | None = None,
     steps: Annotated[int, Parameter(validator=validators.Number(gte=1))] | None = None,
     seed: int = 1,
     dir: Path | None = None,
@@ -48,6 +49,8 @@ def demo(
         under a minute.
     models
         2 trains two models together at a signalling game (with `--model tiny`).
+    engine
+        What generates: `transformers` (the default), or `vllm`, where its extra is installed.
     steps
         Optimizer steps in all; each demo has its own default.
     seed
@@ -60,9 +63,9 @@ def demo(
     """
     if dir is not None and (dir / "swarm.toml").is_file():
         config = dir.absolute() / "swarm.toml"
-        recipe = _continued(config, model, models, steps)
+        recipe = _continued(config, model, models, engine, steps)
     else:
-        recipe = recipe_for(model or "smollm2-135m", models or 1)
+        recipe = recipe_for(model or "smollm2-135m", models or 1, engine or "transformers")
         name = f"demo-{recipe.game}-{recipe.model}-{time.strftime('%Y%m%d-%H%M%S')}"
         config = (dir or Path("runs") / name).absolute() / "swarm.toml"
     try:
@@ -73,7 +76,7 @@ def demo(
         raise
 
 
-def _continued(config: Path, model: str | None, models: int | None, steps: int | None) -> Recipe:
+def _continued(config: Path, model: str | None, models: int | None, engine: str | None, steps: int | None) -> Recipe:
     """The recipe of a folder's run; its file stays as it is, but for a number of steps that is given."""
     settings = load(config).settings
     server = RunPlace(settings.run.dir).server()
@@ -85,6 +88,11 @@ def _continued(config: Path, model: str | None, models: int | None, steps: int |
         raise UsageError(
             f"{config.parent} holds a run of {len(names)} x {recipe.model}; leave --model and --models out, or take "
             "another --dir"
+        )
+    kinds = sorted({of.engine.kind for of in settings.models.values()})
+    if engine is not None and kinds != [engine]:
+        raise UsageError(
+            f"{config.parent} holds a run with engine.kind = {', '.join(kinds)}; leave --engine out, or change its file"
         )
     if steps is not None:
         set_num_steps(config, steps)

@@ -17,9 +17,10 @@ from agentjet.cli.target import Folder
 from agentjet.config import PoolSettings, SwarmSettings
 from agentjet.curriculum.dataset import load_tasks
 from agentjet.durable.manifest import MANIFEST, read_manifest
-from agentjet.errors import ConfigError, UsageError
-from agentjet.reward.function import ADAPTER
-from agentjet.reward.scorer import decide, invalid, question, scored
+from agentjet.errors import CheckpointError, ConfigError, ModelNotFoundError, UsageError
+from agentjet.reward import function, judge
+from agentjet.reward.panel import Panel
+from agentjet.reward.scorer import decide, invalid, question, scored, unscored
 from agentjet.rollout.ending import ended
 from agentjet.rollout.stage import Part, Stage
 from agentjet.schemas.episode import Episode
@@ -39,7 +40,7 @@ async def evaluate(
     """Evaluate a checkpoint or model on the [eval] pool. Exit code 1 when no episode could be scored.
 
     Args:
-        checkpoint: A checkpoint's folder, `model/version` or `model` for its newest; or a preset, folder or hub id.
+        checkpoint: A checkpoint's folder, `model/version` or `model` for its newest; or a preset, or a model's folder.
         model: Which model of the configuration it stands for (default: the only trained one of the pool).
         tasks: How many tasks (default: eval.num_tasks).
         repeats: Episodes for each task (default: eval.num_repeats).
@@ -108,7 +109,13 @@ def _checkpoint_of(settings: SwarmSettings, checkpoint: str) -> Path | None:
     given = Path(checkpoint).expanduser()
     if checkpoint in PRESETS or (is_model_folder(given) and not (given / MANIFEST).is_file()):
         return None
-    return CheckpointStore(settings.run.dir / "checkpoints").find(checkpoint)
+    try:
+        return CheckpointStore(settings.run.dir / "checkpoints").find(checkpoint)
+    except CheckpointError as error:
+        raise ModelNotFoundError(
+            f"{checkpoint!r} is neither a checkpoint ({error}), nor a preset ({', '.join(PRESETS)}), nor a folder with "
+            "config.json and *.safetensors; of a model of the hub name the folder it was downloaded to"
+        ) from None
 
 
 async def _play(settings: SwarmSettings, num_tasks: int, num_repeats: int) -> list[Score]:
@@ -143,20 +150,46 @@ async def _play(settings: SwarmSettings, num_tasks: int, num_repeats: int) -> li
 
 
 async def score_all(episodes: Sequence[Episode], pool: PoolSettings) -> list[Score]:
-    """Scores by the agent's own returns, else by the pool's reward function in a worker process."""
+    """Scores by the agent's own returns, else by the pool's reward function or group judge in a worker process."""
+    if pool.group_judge:
+        return await _judge_all(episodes, pool)
     decided = [(episode, decide(episode, pool.reward)) for episode in episodes]
     if all(score is not None for _, score in decided):
         return [score for _, score in decided if score is not None]
-    judge = WorkerPool(pool.reward, adapter=ADAPTER, max_running=1)
-    await judge.start()
+    worker = WorkerPool(pool.reward, adapter=function.ADAPTER, max_running=1)
+    await worker.start()
     try:
-        return [score or await _ask(judge, episode, pool) for episode, score in decided]
+        return [score or await _ask(worker, episode, pool) for episode, score in decided]
     finally:
-        await judge.close()
+        await worker.close()
 
 
-async def _ask(judge: WorkerPool, episode: Episode, pool: PoolSettings) -> Score:
-    done = await judge.run(question(episode), timeout_seconds=pool.reward_timeout_seconds)
+async def _ask(worker: WorkerPool, episode: Episode, pool: PoolSettings) -> Score:
+    done = await worker.run(question(episode), timeout_seconds=pool.reward_timeout_seconds)
     if done.failure is not None:
         return invalid(episode, done.failure.kind, done.failure.message, judged_by=pool.reward)
     return scored(episode, done.value, judged_by=pool.reward)
+
+
+async def _judge_all(episodes: Sequence[Episode], pool: PoolSettings) -> list[Score]:
+    """Scores in any order; a group is what was played with one seed, the repeats of a task."""
+    failures = [score for score in map(unscored, episodes) if score is not None]
+    groups: dict[int, list[Episode]] = {}
+    for episode in (one for one in episodes if unscored(one) is None):
+        members = groups.setdefault(episode.ticket.seed, [])
+        ticket = episode.ticket.model_copy(update={"member": len(members)})
+        members.append(episode.model_copy(update={"ticket": ticket}))
+    worker = WorkerPool(pool.group_judge, adapter=judge.ADAPTER, max_running=1)
+    await worker.start()
+    try:
+        judged = [score for members in groups.values() for score in await _judge(worker, Panel(members), pool)]
+    finally:
+        await worker.close()
+    return failures + judged
+
+
+async def _judge(worker: WorkerPool, panel: Panel, pool: PoolSettings) -> list[Score]:
+    done = await worker.run(panel.question(), timeout_seconds=pool.reward_timeout_seconds)
+    if done.failure is None:
+        return panel.scores(panel.judged(pool.group_judge, done.value))
+    return panel.scores(panel.unjudged(pool.group_judge, f"{done.failure.kind}: {done.failure.sentence}"))

@@ -106,7 +106,8 @@ class LocalSwarm:
 async def serve(models: Mapping[str, ModelSettings]) -> AsyncIterator[LocalSwarm]:
     """Load the models and serve them while the context is open.
 
-    Raises ModelNotFoundError, UnsupportedArchitectureError or EngineError when one can not be loaded.
+    Raises ModelNotFoundError, UnsupportedArchitectureError or EngineError when one can not be loaded, UserError for an
+    unknown parser.
     """
     bus, run = MemoryBus(), new_run_id(_POOL)
     for spec in stream_specs(run, max_bytes=_MAX_BYTES):
@@ -124,11 +125,14 @@ async def serve(models: Mapping[str, ModelSettings]) -> AsyncIterator[LocalSwarm
 
 async def _start_model(stack: AsyncExitStack, local: LocalSwarm, name: str, of: ModelSettings) -> None:
     # Imported here: they bring torch, which no other command needs.
+    from agentjet.inference.engine_choice import engine_of
     from agentjet.inference.service import InferenceService
-    from agentjet.inference.transformers_engine import TransformersEngine
+    from agentjet.inference.vllm_format import reply_format
     from agentjet.pretrained.tokenizer import load_tokenizer, stop_ids
 
-    engine = TransformersEngine.from_settings(of.path, of.engine)
+    tokenizer = load_tokenizer(of.path)
+    form = reply_format(tokenizer, tool_parser=of.tool_parser, reasoning_parser=of.reasoning_parser)
+    engine = engine_of(of)
     await engine.start()
     stack.push_async_callback(engine.close)
     service = InferenceService(
@@ -136,10 +140,11 @@ async def _start_model(stack: AsyncExitStack, local: LocalSwarm, name: str, of: 
         local.run,
         name,
         engine,
-        load_tokenizer(of.path),
+        tokenizer,
         secret=local._secret,
         served_models=local.models,
         stop_ids=stop_ids(of.path),
+        reply_format=form,
     )
     serving = asyncio.create_task(service.run(), name=f"inference {name}")
     stack.push_async_callback(_cancel, serving)

@@ -5,11 +5,12 @@ A recipe becomes a plain `swarm.toml` in the demo's folder: what the demo did ca
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import agentjet
 from agentjet.errors import UsageError
+from agentjet.inference.vllm_options import check_installed
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +74,18 @@ RECIPES: dict[tuple[str, int], Recipe] = {
 }
 
 
-def recipe_for(model: str, num_models: int) -> Recipe:
-    """The recipe; UsageError lists what there is."""
+def recipe_for(model: str, num_models: int, engine: str = "transformers") -> Recipe:
+    """The recipe, played with a kind of engine.
+
+    Raises UsageError, which lists what there is; MissingExtraError where vLLM is asked for and not installed.
+    """
     found = RECIPES.get((model, num_models))
     if found is None:
         known = ", ".join(f"--model {name} --models {count}" for name, count in RECIPES)
         raise UsageError(f"there is no demo with --model {model} --models {num_models}; there are: {known}")
+    if engine == "vllm":
+        check_installed()
+        return replace(found, engine=f'kind = "vllm"\n{found.engine}'.rstrip())
     return found
 
 

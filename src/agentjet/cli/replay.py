@@ -10,7 +10,7 @@ from agentjet.cli.output import write_json, write_line
 from agentjet.cli.target import Target, find_run, open_bus
 from agentjet.config import SwarmSettings
 from agentjet.config.place import RunPlace
-from agentjet.errors import ConfigError, UsageError
+from agentjet.errors import ConfigError, UsageError, UserError
 
 if TYPE_CHECKING:
     from agentjet.training.replay import ReplayedStep
@@ -45,6 +45,8 @@ async def replay(
             steps.append(step)
             if not json:
                 write_line(_line(step, verify))
+    if verify and not steps:
+        raise UserError(f"no step follows {base}: nothing was compared; take an older checkpoint with --from")
     is_identical = all(step.is_identical for step in steps)
     if json:
         write_json({"run": run, "model": name, "from": base, "steps": len(steps), "is_identical": is_identical})

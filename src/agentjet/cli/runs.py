@@ -3,10 +3,13 @@
 import asyncio
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from agentjet.bus.protocol import Bus
 from agentjet.cli.output import readable_bytes, readable_seconds, write_json, write_line
-from agentjet.cli.target import Server, open_bus, runs_on, stream_names_of
+from agentjet.cli.run_folder import run_folders
+from agentjet.cli.target import Server, Target, open_bus, runs_on, stream_names_of
+from agentjet.config.place import RunPlace
 from agentjet.errors import UserError
 from agentjet.schemas.ids import RunId
 from agentjet.schemas.subject import presence_bucket, stream_prefix
@@ -48,14 +51,19 @@ async def ls(*, target: Server | None = None, json: bool = False) -> None:
 
 
 async def rm(run: str, /, *, target: Server | None = None, force: bool = False) -> None:
-    """Delete a run's streams from the server; files in its folder stay.
+    """Delete a run's streams from the server; files in its folder stay, and no command takes it for a run any more.
 
     Args:
         run: Id of the run (see `agentjet runs ls`).
         force: Even while actors of it are alive.
     """
-    async with open_bus((target or Server()).settings()) as bus:
+    settings = Target(**vars(target or Server()), run=run).settings()
+    async with open_bus(settings) as bus:
         await remove(bus, RunId(run), force=force)
+    for folder in {settings.run.dir, *(found.path.absolute() for found in run_folders(Path("runs")))}:
+        place = RunPlace(folder)
+        if place.run_id() == run:
+            place.forget()
     write_line(f"run {run} is deleted from the server")
 
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Self
 
@@ -43,6 +43,15 @@ class Folder:
         if self.dir is not None:
             overrides["run.dir"] = str(self.dir.expanduser().absolute())
         return overrides
+
+    def words(self) -> list[str]:
+        """These options as they are written on a command line."""
+        words: list[str] = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            for one in value if isinstance(value, tuple) else (value,) if value else ():
+                words += [f"--{field.name}", str(one)]
+        return words
 
     def load(self) -> LoadedConfig:
         """The configuration with these options on top; a folder brings its own swarm.toml along."""

@@ -19,6 +19,7 @@ from agentjet.gateway import Gateway
 from agentjet.rollout.claiming import Claimed
 from agentjet.rollout.ending import ended, store_end_in_time
 from agentjet.rollout.stage import Play, openai_sampling
+from agentjet.schemas.call_reward import rewards_by_call
 from agentjet.schemas.episode import EndReply, Episode
 from agentjet.schemas.ids import RunId
 from agentjet.schemas.task import EpisodeKind
@@ -84,6 +85,11 @@ class ClientEpisode:
         return openai_sampling(self.ticket.sampling)
 
     @property
+    def calls(self) -> dict[str, tuple[str, ...]]:
+        """Ids of the calls answered so far for each model, in order; empty once the episode is over."""
+        return {model: tuple(own) for model, own in self._gateway.session(self.api_key).calls.items()}
+
+    @property
     def is_over(self) -> bool:
         """It has ended."""
         return self._reply is not None
@@ -113,9 +119,17 @@ class ClientEpisode:
         self._transcript.append(dict(message))
 
     async def end(
-        self, reward: float | None = None, *, metrics: Mapping[str, float] | None = None, result: Any = None
+        self,
+        reward: float | None = None,
+        *,
+        call_rewards: Mapping[str, float] | Sequence[float] | None = None,
+        metrics: Mapping[str, float] | None = None,
+        result: Any = None,
     ) -> EndReply:
         """Ends the episode; without a reward the pool's function scores `result`.
+
+        `call_rewards` are the rewards of single calls, for `algorithm.credit = "call"`: a number for every call, by id
+        (see `calls`) or, where one model was called, in their order.
 
         Returns whether this end counts: False with `superseded` when another attempt ended first, with `dead` when the
         deadline had passed.
@@ -124,13 +138,15 @@ class ClientEpisode:
 
         Raises:
             BusError: The end could not be stored; ask again.
+            CallRewardError: `call_rewards` do not fit the calls; the episode goes on.
         """
+        by_call = {} if self.is_over else rewards_by_call(call_rewards, self.calls)
         numbers = {name: float(value) for name, value in (metrics or {}).items()}
-        return await self._end(None if reward is None else float(reward), numbers, result, None)
+        return await self._end(None if reward is None else float(reward), by_call, numbers, result, None)
 
     async def abort(self, why: str) -> EndReply:
         """Gives the episode up: it is offered again and gets no score."""
-        return await self._end(None, {}, None, Failure("AbortError", why, is_abort=True))
+        return await self._end(None, {}, {}, None, Failure("AbortError", why, is_abort=True))
 
     async def __aenter__(self) -> Self:
         return self
@@ -144,7 +160,7 @@ class ClientEpisode:
         # Who is being cancelled wants to leave now: one try.
         is_patient = error is None or isinstance(error, Exception)
         try:
-            await self._end(None, {}, None, Failure("AbortError", why, is_abort=True), is_patient=is_patient)
+            await self._end(None, {}, {}, None, Failure("AbortError", why, is_abort=True), is_patient=is_patient)
         except BusError as problem:
             if error is None:
                 raise
@@ -153,6 +169,7 @@ class ClientEpisode:
     async def _end(
         self,
         reward: float | None,
+        call_rewards: dict[str, float],
         metrics: dict[str, float],
         result: Any,
         failure: Failure | None,
@@ -164,7 +181,7 @@ class ClientEpisode:
                 return self._reply
             if self._end_record is None:
                 seconds = time.monotonic() - self._claimed.since
-                play = Play(reward, metrics, result, tuple(self._transcript), failure, "", seconds)
+                play = Play(reward, metrics, result, tuple(self._transcript), failure, "", seconds, call_rewards)
                 captured = self._gateway.session(self.api_key)
                 self._end_record = ended(self.ticket, self.attempt, captured, play, worker=self._worker)
             self._reply = await self._store(self._end_record, is_patient=is_patient)

@@ -26,12 +26,12 @@ from agentjet.bus.protocol import Bus, Consumer, Delivery
 from agentjet.bus.record import ask, read, read_as
 from agentjet.client.episode import ClientEpisode
 from agentjet.config.settings import GatewaySettings
-from agentjet.errors import BusError, BusTimeoutError, BusUnavailableError, ConfigError, RecordError, UsageError
+from agentjet.errors import BusError, BusUnavailableError, ConfigError, RecordError, UsageError
 from agentjet.gateway import Gateway
-from agentjet.rollout.claiming import BUSY_SECONDS, claim, worker_name
+from agentjet.rollout.claiming import BUSY_SECONDS, SpentError, claim, worker_name
 from agentjet.schemas import subject
 from agentjet.schemas.claim import OfferReply, OfferRequest
-from agentjet.schemas.ids import RunId, check_token
+from agentjet.schemas.ids import RunId, TicketId, check_token
 from agentjet.schemas.ledger import RunFinish
 from agentjet.schemas.subject import CURRICULUM, Stream, stream_name
 from agentjet.schemas.task import Ticket
@@ -79,6 +79,9 @@ class SwarmClient:
         self._run = RunId("")
         self._gateway: Gateway | None = None
         self._opening = asyncio.Lock()
+        self._claiming = asyncio.Lock()
+        """Two who open the same group at a time must not supersede one another."""
+        self._opened: dict[TicketId, ClientEpisode] = {}
         self._episodes: set[ClientEpisode] = set()
 
     @property
@@ -112,6 +115,7 @@ class SwarmClient:
         for episode in self._episodes:
             episode.drop()
         self._episodes.clear()
+        self._opened.clear()
         if self._gateway is not None:
             await self._gateway.close()
             self._gateway = None
@@ -146,16 +150,18 @@ class SwarmClient:
     async def open(self, task: Mapping[str, Any], *, pool: str, group: str, n: int = 1) -> list[ClientEpisode]:
         """Episodes of a task of your own: `n` members of one group, whose rewards are compared with one another.
 
-        Waits while the swarm has as many episodes as its learners can take.
+        Waits while the swarm has as many episodes as its learners can take. Asking again for a group gives the very
+        episodes that this client has open; from another client it takes them over, a few times, and what ended before
+        is left out.
 
         Args:
             task: Any JSON object; reward functions see it.
             pool: The pool that the episodes count for; one without tasks of its own.
-            group: Your name of the task: asking again gives the same tickets.
+            group: Your name of the task; it stands for these tickets for ever.
             n: Members.
 
         Raises:
-            UsageError: The swarm refuses the task; the message says why.
+            UsageError: The swarm refuses the task, or the group was taken over too often; the message says why.
             BusError: Nobody answers.
         """
         question = OfferRequest(
@@ -167,20 +173,51 @@ class SwarmClient:
             await asyncio.sleep(_FULL_SECONDS)
         # The offer's tickets may come without their task.
         tickets = [ticket.model_copy(update={"task": dict(task)}) for ticket in offer.tickets]
-        episodes = [await self._take(ticket, None) for ticket in tickets]
+        async with self._claiming:
+            self._opened = {of: one for of, one in self._opened.items() if not one.is_over and one.seconds_left > 0}
+            episodes = [await self._open(ticket, group) for ticket in tickets]
         return [episode for episode in episodes if episode is not None]
 
+    async def _open(self, ticket: Ticket, group: str) -> ClientEpisode | None:
+        """The episode of an offered ticket; the one that is open here already, as another claim would supersede it."""
+        if ticket.id in self._opened:
+            return self._opened[ticket.id]
+        until = time.monotonic() + _OFFER_SECONDS
+        while True:
+            try:
+                episode = await self._take(ticket, None)
+            except SpentError:
+                raise UsageError(
+                    f"group {group!r} was opened so often that its ticket {ticket.id} is given to nobody any more; it "
+                    "is dead at its deadline. Open the task under another group name"
+                ) from None
+            except BusUnavailableError:
+                raise
+            except (PostponeError, BusError) as error:
+                if time.monotonic() > until:
+                    raise BusError(f"ticket {ticket.id} of group {group!r} can not be claimed: {error}") from None
+                await asyncio.sleep(_FULL_SECONDS)
+            else:
+                if episode is not None:
+                    self._opened[ticket.id] = episode
+                return episode
+
     async def _offer(self, question: OfferRequest) -> OfferReply:
-        to = subject.offer_service(self._run, question.pool)
-        try:
-            return await ask(self._connected(), to, question, OfferReply, timeout_seconds=_OFFER_SECONDS)
-        except BusTimeoutError:
-            raise
-        except BusError as error:
-            raise BusError(
-                f"nobody takes tasks for pool {question.pool!r} of run {self._run}: is its curriculum running, and is "
-                f"the pool in its configuration? ({error})"
-            ) from None
+        """The curriculum's answer; one that is being started again is waited for."""
+        to, until = subject.offer_service(self._run, question.pool), time.monotonic() + _OFFER_SECONDS
+        while True:
+            try:
+                return await ask(self._connected(), to, question, OfferReply, timeout_seconds=_OFFER_SECONDS)
+            except BusUnavailableError:
+                raise
+            except BusError as error:
+                if time.monotonic() > until:
+                    raise BusError(
+                        f"nobody takes tasks for pool {question.pool!r} of run {self._run}: is its curriculum running, "
+                        f"and is the pool in its configuration? ({error})"
+                    ) from None
+                log.warning("an offer was not answered; asking again", pool=question.pool, error=str(error))
+            await asyncio.sleep(_FULL_SECONDS)
 
     async def _next(self, consumer: Consumer) -> ClientEpisode | None:
         for delivery in await consumer.fetch(1, _FETCH_SECONDS):

@@ -59,15 +59,25 @@ class SyncEpisode:
         """See `ClientEpisode.call`."""
         return self._thread.wait(self._episode.call(messages, model=model, **sampling))
 
+    @property
+    def calls(self) -> dict[str, tuple[str, ...]]:
+        """See `ClientEpisode.calls`."""
+        return self._episode.calls
+
     def log(self, message: dict[str, Any]) -> None:
         """See `ClientEpisode.log`."""
         self._episode.log(message)
 
     def end(
-        self, reward: float | None = None, *, metrics: Mapping[str, float] | None = None, result: Any = None
+        self,
+        reward: float | None = None,
+        *,
+        call_rewards: Mapping[str, float] | Sequence[float] | None = None,
+        metrics: Mapping[str, float] | None = None,
+        result: Any = None,
     ) -> EndReply:
         """See `ClientEpisode.end`."""
-        return self._thread.wait(self._episode.end(reward, metrics=metrics, result=result))
+        return self._thread.wait(self._episode.end(reward, call_rewards=call_rewards, metrics=metrics, result=result))
 
     def abort(self, why: str) -> EndReply:
         """See `ClientEpisode.abort`."""

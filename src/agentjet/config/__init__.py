@@ -1,7 +1,8 @@
 """One `swarm.toml` for a whole swarm, checked and explained; knows no torch."""
 
+from agentjet.config.agreement import AgreementSettings
+from agentjet.config.algorithm import AlgorithmSettings
 from agentjet.config.settings import (
-    AlgorithmSettings,
     CheckpointSettings,
     EngineSettings,
     EvalSettings,
@@ -18,6 +19,7 @@ from agentjet.config.settings import (
 )
 
 __all__ = [
+    "AgreementSettings",
     "AlgorithmSettings",
     "CheckpointSettings",
     "EngineSettings",

@@ -2,7 +2,7 @@
 
 import difflib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr, ValidationError
@@ -31,7 +31,9 @@ def complaint(error: ValidationError, place: Callable[[Key], str | None]) -> str
     elif not first["loc"]:
         said = problem
     else:
-        shown = "" if _is_secret(key) else f" (given: {first['input']!r})"
+        # A check of a whole table names its keys itself.
+        is_shown = not _is_secret(key) and not isinstance(first["input"], Mapping)
+        shown = f" (given: {first['input']!r})" if is_shown else ""
         said = f"{'.'.join(key)}: {_lower_first(problem)}{shown}"
     where = place(key)
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""

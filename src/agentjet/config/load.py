@@ -1,6 +1,7 @@
 """From `swarm.toml`, the environment and `--set` to settings, and where each value came from.
 
-Precedence, highest first: `--set`, environment (`AGENTJET_RUN__SEED=7`; `__` goes one table down), file, default.
+Precedence, highest first: `--set`, environment (`AGENTJET_RUN__SEED=7`; `__` goes one table down), file, preset,
+default.
 
 Invariants:
 
@@ -22,6 +23,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict, SettingsError
 
+from agentjet.config.algorithm import PRESETS
 from agentjet.config.complaint import complaint
 from agentjet.config.line import Key, key_lines, leaves, nearest_line
 from agentjet.config.settings import SwarmSettings
@@ -30,7 +32,9 @@ from agentjet.errors import ConfigError
 ENV_PREFIX = "AGENTJET_"
 DELIMITER = "__"
 DEFAULT_FILE = "swarm.toml"
-_CODE_FIELDS = {"workflow", "tasks", "reward"}
+_NAMED_SECTIONS = ("models", "pools")
+"""Tables whose keys are names that the user chose."""
+_CODE_FIELDS = {"workflow", "tasks", "reward", "group_judge"}
 _PLACES = {"dir", "credentials"}
 
 
@@ -40,7 +44,7 @@ class LoadedConfig:
 
     settings: SwarmSettings
     origins: Mapping[str, str]
-    """Dotted key to `default`, `swarm.toml:12`, `env AGENTJET_RUN__SEED` or `--set`."""
+    """Dotted key to `default`, `preset dapo`, `swarm.toml:12`, `env AGENTJET_RUN__SEED` or `--set`."""
     path: Path | None
     """The file, absolute; None when there was none."""
 
@@ -163,18 +167,35 @@ def _file_layer(file: Path) -> _Layer:
 def _environment_layer(environment: Mapping[str, str], file_tree: Mapping[str, Any]) -> _Layer:
     named = {
         _key_of(name, file_tree): name
-        for name in environment
+        for name in sorted(environment, key=_is_literal)
         if name.upper().startswith(ENV_PREFIX) and DELIMITER in name[len(ENV_PREFIX) :]
     }
     names = {key: f"env {name}" for key, name in named.items()}
     return _Layer(_variables_tree({key: environment[name] for key, name in named.items()}, names), Path.cwd(), names)
 
 
+def variables(overrides: Mapping[str, str]) -> dict[str, str]:
+    """Settings by dotted key as environment variables, for processes that are to see what `--set` said."""
+    return {_variable(key): value for key, value in overrides.items()}
+
+
+def _variable(key: str) -> str:
+    name = ENV_PREFIX + key.replace(".", DELIMITER)
+    return name if _is_literal(name) else name.upper()
+
+
+def _is_literal(variable: str) -> bool:
+    """Whether the name of a model or pool in it is meant letter by letter: its table is written in small letters."""
+    return variable.startswith(tuple(f"{ENV_PREFIX}{section}{DELIMITER}" for section in _NAMED_SECTIONS))
+
+
 def _key_of(variable: str, file_tree: Mapping[str, Any]) -> Key:
     """Variables know no case: a model or pool of the file keeps its own."""
+    if _is_literal(variable):
+        return tuple(variable[len(ENV_PREFIX) :].split(DELIMITER))
     section, *rest = variable[len(ENV_PREFIX) :].lower().split(DELIMITER)
     table = file_tree.get(section)
-    if rest and section in {"models", "pools"} and isinstance(table, dict):
+    if rest and section in _NAMED_SECTIONS and isinstance(table, dict):
         rest[0] = next((name for name in cast("dict[str, Any]", table) if name.lower() == rest[0]), rest[0])
     return (section, *rest)
 
@@ -248,7 +269,16 @@ def _clean(path: Path) -> Path:
 
 def _origins(settings: SwarmSettings, layers: list[_Layer]) -> dict[str, str]:
     origins: dict[str, str] = {}
-    for key, _ in leaves(settings.model_dump(mode="json")):
+    for key, value in leaves(settings.model_dump(mode="json")):
         layer = next((layer for layer in layers if _has(layer.tree, key)), None)
-        origins[".".join(key)] = "default" if layer is None else layer.origin(key)
+        origins[".".join(key)] = _filled_by(settings, key, value) if layer is None else layer.origin(key)
     return origins
+
+
+def _filled_by(settings: SwarmSettings, key: Key, value: object) -> str:
+    """Where a value comes from that was written nowhere."""
+    if key[0] == "models" and key[2:3] == ("algorithm",):
+        preset = settings.models[key[1]].algorithm.preset
+        if PRESETS[preset].get(key[3]) == value:
+            return f"preset {preset}"
+    return "default"

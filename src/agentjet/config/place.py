@@ -1,6 +1,6 @@
 """Where a run keeps its files: the one place that names them.
 
-<run.dir>/run.json         id of the run
+<run.dir>/run.json         id of the run; `removed.json` once its streams were deleted
 <run.dir>/server.json      address of the embedded server while it runs (0600)
 <run.dir>/secret.key       signs the episodes' keys (0600)
 <run.dir>/nats/            the embedded server's data
@@ -78,6 +78,16 @@ class RunPlace:
         if run != known:
             self._write("run.json", {"id": run})
         return run
+
+    def forget(self) -> None:
+        """The run's streams were deleted: the folder is no run's any more, its files stay."""
+        path = self.dir / "run.json"
+        try:
+            path.replace(self.dir / "removed.json")
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise UserError(f"can not rename {path}: {error.strerror}; run as its owner") from None
 
     def server(self) -> ServerAddress | None:
         """The embedded server's address, or None."""

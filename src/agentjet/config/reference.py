@@ -22,10 +22,11 @@ Generated from the settings' docstrings by `python -m agentjet.config.reference`
 One `swarm.toml` describes a whole swarm; every actor and command reads the same file. Each value can also be given by
 an environment variable, `AGENTJET_` and the key with `__` for each dot (`AGENTJET_RUN__SEED=7`), or by `--set
 run.seed=7`. The command line beats the environment, the environment beats the file. Paths in the file are relative to
-its folder. An unknown key is an error that names the line and the nearest right one.
+its folder. An unknown key is an error that names the line and the nearest right one. Variables know no case; for a
+model or pool with capitals that the file does not have, write its table small: `AGENTJET_models__Qwen__path`.
 
 - `agentjet config show` prints every value and where it comes from.
-- `agentjet config check --files` also looks for models, workflows and task files.
+- `agentjet config check --files` also looks for models, workflows, task files and parsers.
 - Examples: `deploy/swarm.laptop.toml`, `deploy/swarm.gpu.toml`, `deploy/swarm.7b-32b.toml`.
 """
 _FREE_NAMES = {"models": "NAME", "pools": "NAME"}
@@ -88,6 +89,8 @@ def _name(kind: Any) -> str:
         return " or ".join(_name(arg) for arg in args if arg is not type(None))
     if origin is tuple:
         return f"list of {_name(args[0])}"
+    if origin is dict:
+        return "table"
     names: dict[Any, str] = {str: "text", int: "whole number", float: "number", bool: "true, false", Path: "path"}
     return "secret" if kind is SecretStr else names[kind]
 
@@ -96,7 +99,7 @@ def _default(info: FieldInfo) -> str:
     if info.is_required():
         return "required"
     value = info.get_default(call_default_factory=True, validated_data={})
-    if value is None or value == "" or value == () or isinstance(value, SecretStr):
+    if value is None or value in ("", (), {}) or isinstance(value, SecretStr):
         return ""
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"

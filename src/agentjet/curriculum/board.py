@@ -3,12 +3,13 @@
 Invariants:
 
 - A slot has one current offer; offers before it have failed. A ticket of an issued group that is not current has ended.
+- A paused ticket is current and has not been published: its slot waits to be offered again.
 - A group leaves the board when nothing needs its records any more: a training group once every model's ledger has
   trained or dropped it (its samples then exist, even if that step is voided later), an evaluation once it has settled.
 - Feeding a record twice changes nothing.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +85,7 @@ def ticket_of(run: RunId, issue: GroupIssue, task: Mapping[str, Any], member: in
         deadline_seconds=issue.deadline_seconds,
         sampling=issue.sampling,
         pins=issue.pins,
+        is_judged=issue.is_judged,
     )
 
 
@@ -98,9 +100,13 @@ class Board:
     claims: dict[TicketId, LiveClaim] = field(default_factory=dict[TicketId, LiveClaim])
     ended: set[TicketId] = field(default_factory=set[TicketId])
     """Current tickets known to have an end."""
+    paused: dict[TicketId, float] = field(default_factory=dict[TicketId, float])
+    """When each paused ticket is to be published, JetStream time."""
     evaluations: dict[int, list[tuple[GroupIssue, GroupOut]]] = field(default_factory=dict)
     """Issued evaluation groups by the step at which they were due."""
     _next_index: dict[str, int] = field(default_factory=dict[str, int])
+    _evaluating: dict[GroupId, GroupOut] = field(default_factory=dict[GroupId, GroupOut])
+    """The evaluation groups among `groups`: few, where training groups may be many thousands."""
 
     def issue(self, record: GroupIssue, time: float) -> None:
         """A group was issued."""
@@ -111,16 +117,17 @@ class Board:
         members = set(range(record.size))
         out = GroupOut(group, record, time, [0] * record.size, members, set(record.ranks))
         if out.is_training:
-            self._pass_evaluations()
+            self._pass_evaluations(record.models)
         else:
             self.evaluations.setdefault(record.eval_step, []).append((record, out))
+            self._evaluating[group] = out
         self.groups[group] = out
 
-    def _pass_evaluations(self) -> None:
-        # Training goes on only after an evaluation has settled, so its scores may have been purged since.
-        for out in [out for out in self.groups.values() if not out.is_training]:
-            out.open_members.clear()
-            self._forget_if_done(out)
+    def _pass_evaluations(self, models: Collection[str]) -> None:
+        # A model's training goes on only after its evaluation has settled, so the scores may have been purged since.
+        for out in list(self._evaluating.values()):
+            if not set(models).isdisjoint(out.issue.models):
+                self._close(out)
 
     def score(self, score: Score) -> Ticket | None:
         """A ticket was scored; returns the next offer of its slot when there has to be one."""
@@ -128,8 +135,7 @@ class Board:
         member = score.ticket.member
         if out is None or member not in out.open_members or score.ticket.offer != out.offers[member]:
             return None
-        self.claims.pop(score.ticket.id, None)
-        self.ended.discard(score.ticket.id)
+        self._forget_ticket(score.ticket.id)
         if state_of(score) is TicketState.REOFFERED:
             out.offers[member] += 1
             return self.ticket(out, member)
@@ -143,26 +149,39 @@ class Board:
         if out is None:
             return
         out.waiting_models.discard(model)
-        for member in list(out.open_members):
-            ticket = TicketName(group, member, out.offers[member]).id
-            self.claims.pop(ticket, None)
-            self.ended.discard(ticket)
+        self._close(out)
+
+    def _close(self, out: GroupOut) -> None:
+        for member in out.open_members:
+            self._forget_ticket(TicketName(out.group, member, out.offers[member]).id)
         out.open_members.clear()
         self._forget_if_done(out)
+
+    def _forget_ticket(self, ticket: TicketId) -> None:
+        self.claims.pop(ticket, None)
+        self.ended.discard(ticket)
+        self.paused.pop(ticket, None)
 
     def _forget_if_done(self, out: GroupOut) -> None:
         if not out.open_members and not out.waiting_models:
             self.groups.pop(out.group, None)
+            self._evaluating.pop(out.group, None)
 
     def claim(self, ticket: TicketId, attempt: int, deadline: float, number: int) -> None:
         """A ticket has a new player: the `number`-th. Nothing to note once its slot has gone on."""
         if self.is_current(ticket):
             self.claims[ticket] = LiveClaim(attempt, deadline, number)
+            self.paused.pop(ticket, None)
 
     def end(self, ticket: TicketId) -> None:
         """A ticket is known to have an end. Nothing to note once its slot has gone on."""
         if self.is_current(ticket):
             self.ended.add(ticket)
+            self.paused.pop(ticket, None)
+
+    def has_ended(self, out: GroupOut, member: int) -> bool:
+        """Whether an open slot's current ticket is known to have an end."""
+        return TicketName(out.group, member, out.offers[member]).id in self.ended
 
     def is_current(self, ticket: TicketId) -> bool:
         """Whether it is the newest offer of an open slot."""
@@ -199,6 +218,17 @@ class Board:
         if name.member not in out.open_members or name.offer < out.offers[name.member]:
             return "ended"
         return self.ticket(out, name.member)
+
+    def pool_of(self, ticket: TicketId) -> str:
+        """The pool of a current ticket."""
+        return self.groups[TicketName.parse(ticket).group].issue.pool
+
+    def is_offering_again(self, pool: str) -> bool:
+        """Whether an offer of the pool that follows a failure is out."""
+        return any(
+            out.issue.pool == pool and out.offers[member] > 0 and ticket not in self.paused
+            for out, member, ticket in self.open_slots()
+        )
 
     def has_open_members(self, group: GroupId) -> bool:
         """Whether a slot of the group is unsettled."""

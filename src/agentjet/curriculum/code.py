@@ -8,7 +8,7 @@ from agentjet.workers.entry import Entry, locate
 
 
 class CodeWatch:
-    """Looks at the agents and reward functions that are files on this machine; others are left alone."""
+    """Looks at the agents, reward functions and judges that are files on this machine; others are left alone."""
 
     def __init__(self, pools: Mapping[str, PoolSettings]) -> None:
         self._entries = {pool: tuple(_entries(one)) for pool, one in pools.items()}
@@ -25,9 +25,14 @@ class CodeWatch:
         return tuple(entry.stamp() for entry in self._entries[pool])
 
 
+def is_file(entry: str) -> bool:
+    """Whether `file.py:function` is meant, and not `module:function`."""
+    return entry.rpartition(":")[0].endswith(".py")
+
+
 def _entries(pool: PoolSettings) -> Iterator[Entry]:
-    for text in (pool.workflow, pool.reward):
-        if text.rpartition(":")[0].endswith(".py"):
+    for text in (pool.workflow, pool.reward, pool.group_judge):
+        if is_file(text):
             try:
                 yield locate(text)
             except WorkflowError:

@@ -1,27 +1,26 @@
 """What comes next in a run, decided from its ledger and scores alone.
 
 Pure: the same records in the same order lead to the same decisions, so a restarted curriculum goes on where the ledger
-ends. The rules are those of `agentjet.accounting.admission` (room, mix) and `agentjet.curriculum.plan` (evaluations).
-
-An evaluation at step v is issued when its models have reached v and no learner can take another whole batch; then the
-heads of their ledgers are the versions that have to answer. It counts as done while those versions stay valid.
+ends. The rules are those of `agentjet.accounting.admission` (room, mix) and `agentjet.curriculum.evaluation`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from agentjet.accounting.admission import ModelLoad, PoolMix
 from agentjet.accounting.ledger import CurriculumView, LedgerView
-from agentjet.config.settings import PoolSettings, SwarmSettings
+from agentjet.config.settings import SwarmSettings
 from agentjet.curriculum.board import Board
 from agentjet.curriculum.dataset import TaskOrder, task_seed
-from agentjet.curriculum.plan import EvalPlan
+from agentjet.curriculum.evaluation import Evaluation
+from agentjet.curriculum.reoffer import Reoffers
 from agentjet.curriculum.streak import streaks_of
 from agentjet.errors import ConfigError, FencedError
 from agentjet.schemas.claim import OfferRequest
-from agentjet.schemas.ids import GroupId, RunId, Version, group_id
+from agentjet.schemas.ids import GroupId, RunId, group_id
 from agentjet.schemas.ledger import CurriculumStart, GroupDrop, GroupIssue, LearnerStart, LearnerStep
 from agentjet.schemas.record import Record
+from agentjet.schemas.score import Score
 from agentjet.schemas.subject import CURRICULUM
 from agentjet.schemas.task import EpisodeKind
 
@@ -44,6 +43,8 @@ class Course:
         self.learners: dict[str, LedgerView] = {model: LedgerView() for model in self.trained_models}
         self.board = Board(run, self.task_of)
         self.streaks = streaks_of(settings)
+        pauses = {pool: one.reoffer_pause_seconds for pool, one in settings.pools.items()}
+        self.reoffers = Reoffers(self.board, self.streaks, pauses)
         self.incarnation = 0
         self._mix = PoolMix({pool: one.weight for pool, one in settings.pools.items() if self._is_trained(pool)})
         self._positions: dict[str, int] = {}
@@ -52,8 +53,9 @@ class Course:
         self._retries: dict[str, GroupId] = {}
         self._owed: dict[str, GroupIssue] = {}
         self._last_sequences: dict[str, int] = {}
-        last_step = settings.run.num_steps or None
-        self._plan = EvalPlan(settings.eval.every_steps, last_step) if settings.eval.pool else None
+        order = orders.get(settings.eval.pool)
+        num_tasks = 0 if order is None else min(settings.eval.num_tasks, len(order))
+        self.evaluation = Evaluation(settings, self.board, self.learners, num_tasks)
 
     @property
     def trained_models(self) -> tuple[str, ...]:
@@ -82,10 +84,10 @@ class Course:
                     f"pools.{pool}.group_size is {size}, but algorithm.min_group of its models is {least}, so "
                     "every group would be dropped; make the groups larger or min_group smaller"
                 )
-        evaluated = self.settings.eval.pool
-        if evaluated and not self.num_eval_tasks:
+        evaluated = self.evaluation.pool
+        if evaluated and not self.evaluation.num_tasks:
             raise ConfigError(f"eval.pool: pool {evaluated} has no tasks of its own; set its `tasks`")
-        if evaluated and not self.eval_models:
+        if evaluated and not self.evaluation.models:
             raise ConfigError(
                 f"eval.pool: pool {evaluated} has no trained model to evaluate; set pools.{evaluated}.models"
             )
@@ -134,6 +136,18 @@ class Course:
             if record.position >= 0 and not record.retry_of:
                 self._positions[record.pool] = record.position + 1
 
+    def scored(self, score: Score, time: float) -> bool:
+        """Take in the next score, stored at a JetStream time; whether something else may be possible now.
+
+        A single slot decides nothing: room comes from the ledger, ends from whole groups. But slots that are paused
+        hang on each score.
+        """
+        self.streaks.score(score, time)
+        again = self.board.score(score)
+        if again is not None:
+            self.reoffers.add(again, time)
+        return bool(self.board.paused) or not self.board.has_open_members(score.ticket.group)
+
     def task_of(self, issue: GroupIssue) -> Mapping[str, Any]:
         """The task of an issued group: a client's own, or that of the data set (empty when the pool is gone)."""
         if issue.task is not None:
@@ -155,10 +169,17 @@ class Course:
         """A group's task is to be played again: its retry comes before new tasks of its pool."""
         self._owed.setdefault(group_id(dead.pool, dead.index), dead)
 
+    def why_hopeless(self, issue: GroupIssue) -> str | None:
+        """Why nobody can play a group's tickets any more, or None."""
+        if issue.pool not in self.settings.pools:
+            return f"its pool {issue.pool} is no longer configured"
+        if self.evaluation.is_void(issue):
+            return "the weights that it was to evaluate are gone with steps that the learner lost"
+        return None
+
     def load(self, model: str) -> ModelLoad:
         """The state of a model's admission."""
         view, learner = self.learners[model], self.settings.models[model].learner
-        is_evaluated = self._plan is not None and model in self.eval_models
         return ModelLoad(
             batch_groups=learner.batch_groups,
             admission_bound=learner.admission_bound,
@@ -167,7 +188,7 @@ class Course:
             num_issued=self.ledger.num_issued(model),
             num_dropped=view.num_dropped,
             last_step=self.settings.run.num_steps or None,
-            barrier_step=self.next_evaluation if is_evaluated else None,
+            barrier_step=self.evaluation.next_step if model in self.evaluation.models else None,
         )
 
     # Training
@@ -238,6 +259,7 @@ class Course:
             "ranks": {model: self.ledger.num_issued(model) for model in models},
             "sampling": one.sampling,
             "max_offers": one.max_offers,
+            "is_judged": bool(one.group_judge),
         }
         return GroupIssue(
             run=self.run,
@@ -251,75 +273,33 @@ class Course:
 
     # Evaluation
 
-    @property
-    def eval_models(self) -> tuple[str, ...]:
-        """Trained models that the evaluation plays."""
-        pool = self.settings.eval.pool
-        return self.settings.trained_models(pool) if pool else ()
-
-    @property
-    def _eval_steps(self) -> int:
-        return max((self.learners[model].num_steps for model in self.eval_models), default=0)
-
-    @property
-    def num_eval_tasks(self) -> int:
-        """Groups of one evaluation."""
-        order = self.orders.get(self.settings.eval.pool)
-        return 0 if order is None else min(self.settings.eval.num_tasks, len(order))
-
-    @property
-    def next_evaluation(self) -> int | None:
-        """Step of the next evaluation that has not settled."""
-        return None if self._plan is None else self._plan.next_step(self._eval_steps, self._is_evaluated)
-
-    def _valid_evaluations(self, step: int) -> Iterator[tuple[GroupIssue, bool]]:
-        for issue, out in self.board.evaluations.get(step, ()):
-            pins = issue.pins.items()
-            if all(self.learners[model].is_valid(Version.parse(pin)) for model, pin in pins if model in self.learners):
-                yield issue, not out.open_members
-
-    def _is_evaluated(self, step: int) -> bool:
-        found = {issue.position: is_closed for issue, is_closed in self._valid_evaluations(step)}
-        return len(found) >= self.num_eval_tasks and all(found.values())
-
     def evaluation_due(self) -> int | None:
         """Step of the evaluation that has to be issued or is being played; None while training goes on."""
-        if self._plan is None or not all(self.load(model).is_idle for model in self.eval_models):
+        if not all(self.load(model).is_idle for model in self.evaluation.models):
             return None
-        steps, step = self._eval_steps, self.next_evaluation
-        if step is not None and steps >= step:
-            return step
-        if self._is_training_over and not self._is_evaluated(steps):
-            return steps
-        return None
+        step = self.evaluation.reached_step
+        return self.evaluation.closing_step if step is None and self._is_training_over else step
 
     def next_evaluation_group(self) -> GroupIssue | None:
         """The next group of the evaluation that is due; None when there is none, or a model has no learner yet."""
-        step, heads = self.evaluation_due(), {model: self.learners[model].head for model in self.eval_models}
-        if step is None or None in heads.values():
+        step = self.evaluation_due()
+        position = None if step is None else self.evaluation.next_place(step)
+        pins = None if step is None else self.evaluation.pins(step)
+        if position is None or pins is None:
             return None
-        issued = {issue.position for issue, _ in self._valid_evaluations(step)}
-        position = next((place for place in range(self.num_eval_tasks) if place not in issued), None)
-        if position is None:
-            return None
-        evaluation = self.settings.eval
+        of = self.settings.eval
         return self._issue(
-            evaluation.pool,
+            of.pool,
             position=position,
-            size=evaluation.num_repeats,
+            size=of.num_repeats,
             kind=EpisodeKind.EVAL,
-            seed=evaluation.seed + position,
-            models=self.eval_models,
+            seed=of.seed + position,
+            models=self.evaluation.models,
             ranks={},
-            pins={model: str(head) for model, head in heads.items()},
-            sampling=evaluation.sampling,
+            pins=pins,
+            sampling=of.sampling,
             eval_step=step,
         )
-
-    def open_episodes(self, step: int) -> tuple[int, int]:
-        """How many of an evaluation's episodes are open, and how many it has."""
-        outs = [out for _, out in self.board.evaluations.get(step, ())]
-        return sum(len(out.open_members) for out in outs), sum(out.issue.size for out in outs)
 
     # The end
 
@@ -348,15 +328,3 @@ class Course:
         if all(self.load(model).is_done for model in self.trained_models):
             return f"every model has taken its {self.settings.run.num_steps} steps"
         return "every pool has run out of tasks"
-
-
-def load_orders(settings: SwarmSettings, load_tasks: Callable[[str], list[dict[str, Any]]]) -> dict[str, TaskOrder]:
-    """The data set of each pool that has one; TaskDataError as `load_tasks` raises it."""
-    return {
-        pool: _order(settings, pool, one, load_tasks(one.tasks)) for pool, one in settings.pools.items() if one.tasks
-    }
-
-
-def _order(settings: SwarmSettings, pool: str, one: PoolSettings, tasks: list[dict[str, Any]]) -> TaskOrder:
-    seed = f"{settings.run.seed}:{pool}"
-    return TaskOrder(tasks, seed=seed, is_shuffled=one.is_shuffled, num_epochs=one.num_epochs)

@@ -8,13 +8,15 @@ from the position in its ledger.
 import hashlib
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from agentjet.config.settings import PoolSettings, SwarmSettings
 from agentjet.errors import TaskDataError, WorkflowError
-from agentjet.workers.entry import load, locate
+from agentjet.workers.entry import load as load_entry
+from agentjet.workers.entry import locate
 
 Task = dict[str, Any]
 
@@ -62,7 +64,7 @@ def _checked(task: object, where: str) -> Task:
 
 def _call(source: str) -> list[Task]:
     try:
-        tasks = load(locate(source))()
+        tasks = load_entry(locate(source))()
     except WorkflowError as error:
         raise TaskDataError(str(error)) from error
     except Exception as error:
@@ -117,3 +119,13 @@ def task_seed(run_seed: int, pool: str, index: int) -> int:
     """Seed of a pool's `index`-th group: 31 bits, the same in every run with the same seed."""
     digest = hashlib.sha256(f"{run_seed}:{pool}:{index}".encode()).digest()
     return int.from_bytes(digest[:4], "big") & 0x7FFF_FFFF
+
+
+def load_orders(settings: SwarmSettings, load: Callable[[str], list[Task]] = load_tasks) -> dict[str, TaskOrder]:
+    """The data set of each pool that has one; TaskDataError as `load` raises it."""
+    return {pool: _order(settings, pool, one, load(one.tasks)) for pool, one in settings.pools.items() if one.tasks}
+
+
+def _order(settings: SwarmSettings, pool: str, one: PoolSettings, tasks: list[Task]) -> TaskOrder:
+    seed = f"{settings.run.seed}:{pool}"
+    return TaskOrder(tasks, seed=seed, is_shuffled=one.is_shuffled, num_epochs=one.num_epochs)

@@ -5,7 +5,8 @@
   found by bisecting store times, less a margin for clocks of a cluster.
 - SAMPLES: below the lowest cursor of every kept checkpoint; nothing while a trained model has too few. What LEDGER has
   voided does not count: no learner starts from it.
-- WEIGHTS: all but the newest versions of each model.
+- WEIGHTS: of each model what is older than its newest versions, the newest whole file (patches since then lead on from
+  it) and all that a live engine has yet to load; when the stream is crowded, engines that lag are waited for no longer.
 - A blob's chunks lie before the record that names them, far before it where an earlier record has the same bytes. They
   stay as long as their record.
 - A stream is only purged when it needs the space: CALLS above `keep_calls_gib`, the others when half full.
@@ -13,22 +14,27 @@
 TASKS and INFER empty themselves, EVENTS goes by age, LEDGER and CHECKPOINTS are kept for ever.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import structlog
 
 from agentjet.accounting.ledger import LedgerView
+from agentjet.bus.presence import live_actors
 from agentjet.bus.protocol import Bus, StreamInfo
 from agentjet.bus.record import BLOB_HEADER, read
+from agentjet.delivery.acknowledgement import oldest_acknowledged
+from agentjet.errors import BusError
 from agentjet.schemas import subject
 from agentjet.schemas.checkpoint import Checkpoint
 from agentjet.schemas.ids import RunId, Version
+from agentjet.schemas.presence import Presence
 from agentjet.schemas.subject import Stream, stream_name, stream_subjects
 from agentjet.schemas.weights import Weights
 
 log = structlog.get_logger(__name__)
 
 FULL_ENOUGH_RATIO = 0.5
+CROWDED_RATIO = 0.75
 KEPT_WEIGHTS = 3
 _BY_TIME = (Stream.EPISODES, Stream.SCORES, Stream.JUDGEMENTS, Stream.CLAIMS)
 
@@ -74,9 +80,7 @@ class Purge:
         samples = await self._info(Stream.SAMPLES)
         if _is_full_enough(samples):
             await self._below(samples, await self._lowest_sample(samples))
-        weights = await self._info(Stream.WEIGHTS)
-        if _is_full_enough(weights):
-            await self._below(weights, await self._oldest_weights())
+        await self._weights()
 
     async def _calls(self, border: float) -> None:
         info = await self._info(Stream.CALLS)
@@ -126,23 +130,53 @@ class Purge:
                 found.append(record)
         return found[-self._keep_checkpoints :] if len(found) >= self._keep_checkpoints else []
 
-    async def _oldest_weights(self) -> int:
-        """Chunks of a version lie behind the record before it, unless an earlier version has the same bytes."""
-        borders = [await self._oldest_weights_of(model) for model in self._learners]
+    async def _weights(self) -> None:
+        info = await self._info(Stream.WEIGHTS)
+        if _is_full_enough(info):
+            await self._below(info, await self._oldest_weights(await self._engines()))
+        info = await self._info(Stream.WEIGHTS)
+        if info.num_bytes >= CROWDED_RATIO * info.max_bytes:
+            await self._below(info, await self._oldest_weights(()))
+
+    async def _engines(self) -> list[Presence]:
+        try:
+            return await live_actors(self._bus, self._run, "inference")
+        except BusError:
+            return []
+
+    async def _oldest_weights(self, engines: Sequence[Presence]) -> int:
+        """The lowest sequence that any model needs; 0 when that is everything."""
+        borders = [
+            await self._oldest_weights_of(model, oldest_acknowledged(engines, model)) for model in self._learners
+        ]
         return min(borders, default=0)
 
-    async def _oldest_weights_of(self, model: str) -> int:
+    async def _oldest_weights_of(self, model: str, acknowledged: Version | None) -> int:
+        """Chunks of a version lie behind the record before it, unless an earlier version has the same bytes."""
         name, of = stream_name(self._run, Stream.WEIGHTS), subject.weights_of(self._run, model)
-        messages = [message async for message in self._bus.scan(name, of)]
-        if len(messages) <= KEPT_WEIGHTS:
-            return 0
-        border = messages[-KEPT_WEIGHTS - 1].sequence + 1
-        for message in messages[-KEPT_WEIGHTS:]:
+        found: list[tuple[int, Weights]] = []
+        async for message in self._bus.scan(name, of):
             record = await read(self._bus, self._run, Stream.WEIGHTS, message)
-            # Chunks may have come after a record that names a file, for an engine that came late.
             if isinstance(record, Weights):
-                border = min(border, await self._first_chunk(name, "weights", record.sha256, border))
+                found.append((message.sequence, record))
+        first = _first_needed([record for _, record in found], acknowledged)
+        if first <= 0:
+            return 0
+        border = found[first - 1][0] + 1
+        for _, record in found[first:]:
+            # Chunks may have come after a record that names a file, for an engine that came late.
+            for sha256 in filter(None, (record.sha256, record.patch_sha256)):
+                border = min(border, await self._first_chunk(name, "weights", sha256, border))
         return border
+
+
+def _first_needed(records: Sequence[Weights], acknowledged: Version | None) -> int:
+    """Index of the oldest record that a live engine or one that comes late may need."""
+    whole = [index for index, record in enumerate(records) if record.is_blob or not record.base]
+    needed = [len(records) - KEPT_WEIGHTS, *whole[-1:]]
+    if acknowledged is not None:
+        needed += [index for index, record in enumerate(records) if Version.parse(record.version) > acknowledged][:1]
+    return min(needed)
 
 
 async def first_since(bus: Bus, info: StreamInfo, border: float) -> int:

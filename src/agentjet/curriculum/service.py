@@ -4,7 +4,7 @@ Invariants:
 
 - A claim is granted only for a current ticket without an end; the claim record's sequence is the attempt.
 - Claims of a ticket are compare-and-set on one another, so attempts rise and exactly one is the newest.
-- A ticket is given out at most `MAX_CLAIMS` times; then askers hear "busy" until it is buried at the last deadline.
+- A ticket is given out at most `MAX_CLAIMS` times; then askers hear "spent" until it is buried at the last deadline.
 - Trouble with the bus is answered "busy": the asker tries again.
 
 Secrets stay here: what leaves is a signed key.
@@ -78,7 +78,7 @@ class ClaimDesk:
                 return ClaimGrant(ticket=ticket.id, granted=False, reason="ended")
             known = self._board.claims.get(ticket.id)
             if known is not None and known.is_last:
-                return ClaimGrant(ticket=ticket.id, granted=False, reason="busy")
+                return ClaimGrant(ticket=ticket.id, granted=False, reason="spent")
             claim = await self._append(ticket, worker, known)
             if claim is not None:
                 self.num_granted += 1
@@ -137,9 +137,15 @@ class ClaimDesk:
             return Authorization(granted=False, reason="busy", ticket=key.ticket, attempt=key.attempt)
         if newest is None or newest[0] != key.attempt:
             return Authorization(granted=False, reason="superseded", ticket=key.ticket, attempt=key.attempt)
-        models = dict.fromkeys((*newest[1].ticket.models, *self._served_models))
+        played = newest[1].ticket.models
+        untrained = tuple(name for name in self._served_models if name not in played)
         return Authorization(
-            granted=True, ticket=key.ticket, attempt=key.attempt, models=tuple(models), expires=key.expires
+            granted=True,
+            ticket=key.ticket,
+            attempt=key.attempt,
+            models=(*played, *untrained),
+            untrained=untrained,
+            expires=key.expires,
         )
 
 

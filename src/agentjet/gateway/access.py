@@ -8,10 +8,10 @@ import asyncio
 import time
 from collections import OrderedDict
 
-from agentjet.accounting.key import peek
+from agentjet.accounting.key import check_belongs, peek
 from agentjet.bus.protocol import Bus
 from agentjet.bus.record import ask
-from agentjet.errors import BusError, KeyRejectedError
+from agentjet.errors import BusError, ForeignKeyError, KeyRejectedError
 from agentjet.gateway.fault import ApiError
 from agentjet.schemas.claim import Authorization, AuthorizeRequest
 from agentjet.schemas.ids import RunId
@@ -36,7 +36,8 @@ class Access:
     async def check(self, key: str) -> Authorization:
         """What a key may do.
 
-        Raises ApiError: 401 when it may do nothing, 409 when a newer attempt has its ticket, 503 when nobody can tell.
+        Raises ApiError: 401 when it is forged or expired, 403 when it is for another run or role, 409 when a newer
+        attempt has its ticket, 503 when nobody can tell.
         """
         cached = self._cache.get(key)
         if cached is not None and time.monotonic() < cached[1]:
@@ -76,11 +77,12 @@ class Access:
 
     def _check_form(self, key: str) -> None:
         if not key:
-            raise ApiError(401, "invalid_api_key", "there is no key; send `Authorization: Bearer <key>`")
+            raise ApiError(
+                401, "invalid_api_key", "there is no key; send `Authorization: Bearer <key>` or `x-api-key: <key>`"
+            )
         try:
-            claimed = peek(key)
+            check_belongs(peek(key), run=self._run)
+        except ForeignKeyError as error:
+            raise ApiError(403, "foreign_key", str(error)) from None
         except KeyRejectedError as error:
             raise ApiError(401, "invalid_api_key", str(error)) from None
-        if claimed.run != self._run:
-            why = f"this key is of run {claimed.run}, this gateway serves {self._run}; use that run's gateway"
-            raise ApiError(401, "invalid_api_key", why)

@@ -6,23 +6,37 @@ from collections.abc import AsyncGenerator, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
+import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from agentjet.gateway.fault import ApiError
+from agentjet.gateway.chat_reply import ChatCompletions
+from agentjet.gateway.completions import Completions
+from agentjet.gateway.dialect import Body, Dialect
+from agentjet.gateway.envelope import Envelope, key_of, request_id
+from agentjet.gateway.fault import ApiError, error_body
 from agentjet.gateway.inquiry import Caller, Inquiry
+from agentjet.gateway.limit import Limits
+from agentjet.gateway.messages_reply import Messages, MessageTokens
+from agentjet.gateway.responses_stream import Responses
 
 if TYPE_CHECKING:
     from agentjet.gateway.gateway import Gateway
+
+log = structlog.get_logger(__name__)
 
 OVERRIDDEN_HEADER = "x-agentjet-overridden"
 AGENT_HEADER = "x-agentjet-agent"
 _MAX_AGENT_CHARS = 200
 _CLIENT_CLOSED_REQUEST = 499
+
+DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Completions(), Responses(), Messages(), MessageTokens())
+_PLACES = ", ".join([*(path for dialect in DIALECTS for path in dialect.paths), "/v1/models"])
 
 T = TypeVar("T")
 
@@ -45,15 +59,45 @@ class _EventStream(StreamingResponse):
             await self._events.aclose()
 
 
-def build_app(gateway: "Gateway", *, max_body_bytes: int) -> Starlette:
-    """The application that serves a gateway."""
+class _DialectEndpoint:
+    """One dialect over HTTP: each request has a seat and an end, and each refusal the dialect's shape."""
 
-    async def chat(request: Request) -> Response:
-        inquiry = await gateway.inquire(_caller(request), await _json(request, max_body_bytes))
+    def __init__(self, gateway: "Gateway", dialect: Dialect, limits: Limits) -> None:
+        self._gateway, self._dialect, self._limits = gateway, dialect, limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request, has_begun = Request(scope, receive), False
+        try:
+            with self._limits.seat():
+                async with asyncio.timeout(self._limits.seconds):
+                    response = await self._answer(request)
+                    has_begun = True
+                    await response(scope, receive, send)
+        except ApiError as error:
+            await self._refuse(request, error)(scope, receive, send)
+        except TimeoutError:
+            if has_begun:
+                log.warning("a response was not read in time; its connection is closed", path=request.url.path)
+                return
+            why = f"the request took longer than {self._limits.seconds:.0f} s; send it faster, or try again"
+            await self._refuse(request, ApiError(504, "timeout", why))(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        self._limits.check_headers(request.headers.raw)
+        body = await _json(request, self._limits)
+        inquiry = await self._gateway.inquire(_caller(request), body, self._dialect)
         if inquiry.request.is_streamed:
-            return await _streamed(request, gateway, inquiry)
-        answer = await _unless_gone(request, gateway.answer(inquiry))
+            return await _streamed(request, self._gateway, inquiry)
+        answer = await _unless_gone(request, self._gateway.answer(inquiry))
         return _reply(200, answer, _news(inquiry))
+
+    def _refuse(self, request: Request, error: ApiError) -> Response:
+        error.request_id = request_id(request)
+        return _refusal(error, self._dialect.error(error))
+
+
+def build_app(gateway: "Gateway", limits: Limits) -> Starlette:
+    """The application that serves a gateway."""
 
     async def models(request: Request) -> Response:
         names = await gateway.models(_caller(request).key)
@@ -68,10 +112,15 @@ def build_app(gateway: "Gateway", *, max_body_bytes: int) -> Starlette:
 
     return Starlette(
         routes=[
-            Route("/v1/chat/completions", chat, methods=["POST"]),
+            *(
+                Route(path, _DialectEndpoint(gateway, dialect, limits), methods=["POST"])
+                for dialect in DIALECTS
+                for path in dialect.paths
+            ),
             Route("/v1/models", models),
             Route("/v1/models/{name}", model),
         ],
+        middleware=[Middleware(Envelope)],
         exception_handlers={
             ApiError: _on_api_error,
             HTTPException: _on_http_exception,
@@ -82,24 +131,25 @@ def build_app(gateway: "Gateway", *, max_body_bytes: int) -> Starlette:
 
 
 def _caller(request: Request) -> Caller:
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
     retries = request.headers.get("x-stainless-retry-count", "0")
+    agent = request.headers.get(AGENT_HEADER, "")
+    if len(agent) > _MAX_AGENT_CHARS:
+        why = f"{AGENT_HEADER}: a name has at most {_MAX_AGENT_CHARS} characters, this one has {len(agent)}"
+        raise ApiError(400, "invalid_header", why, param=AGENT_HEADER)
     return Caller(
-        key=key.strip() if scheme.lower() == "bearer" else "",
-        agent=request.headers.get(AGENT_HEADER, "")[:_MAX_AGENT_CHARS],
+        key=key_of(request),
+        agent=agent,
         idempotency_key=request.headers.get("idempotency-key", ""),
         is_retry=retries.isdecimal() and int(retries) > 0,
     )
 
 
-async def _json(request: Request, max_bytes: int) -> Any:
+async def _json(request: Request, limits: Limits) -> Any:
     body = bytearray()
     try:
         async for piece in request.stream():
             body += piece
-            if len(body) > max_bytes:
-                why = f"the body exceeds the limit of {max_bytes} bytes (gateway.max_body_bytes)"
-                raise ApiError(413, "body_too_large", why)
+            limits.check_body_size(len(body))
     except ClientDisconnect:
         raise _CallerGoneError from None
     try:
@@ -109,20 +159,15 @@ async def _json(request: Request, max_bytes: int) -> Any:
 
 
 async def _streamed(request: Request, gateway: "Gateway", inquiry: Inquiry) -> Response:
-    """Headers go out with the first chunk, so that an early error still has its status."""
-    chunks = gateway.stream(inquiry)
-    first = await _unless_gone(request, chunks.__anext__())
+    """Headers go out with the first event, so that an early error still has its status."""
+    stream = gateway.stream(inquiry)
+    first = await _unless_gone(request, stream.__anext__())
 
     async def events() -> AsyncGenerator[bytes]:
-        async with contextlib.aclosing(chunks):
-            yield _event(first)
-            try:
-                async for chunk in chunks:
-                    yield _event(chunk)
-            except ApiError as error:
-                yield _event(error.body())
-                return
-            yield b"data: [DONE]\n\n"
+        async with contextlib.aclosing(stream):
+            yield first.encode()
+            async for event in stream:
+                yield event.encode()
 
     return _EventStream(events(), _news(inquiry))
 
@@ -156,22 +201,22 @@ def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "agentjet"}
 
 
-def _event(value: dict[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(value) + b"\n\n"
-
-
 def _reply(status: int, value: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
     return Response(orjson.dumps(value), status, headers, media_type="application/json")
 
 
 def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return _reply(error.status, error.body(), error.headers())
+    return _refusal(error, error_body(error))
+
+
+def _refusal(error: ApiError, body: Body) -> Response:
+    return _reply(error.status, body, error.headers())
 
 
 def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    why = f"{request.method} {request.url.path}: {error.detail}; there are /v1/chat/completions and /v1/models"
+    why = f"{request.method} {request.url.path}: {error.detail}; there are {_PLACES}"
     return _on_api_error(request, ApiError(error.status_code, "unknown_endpoint", why))
 
 

@@ -1,9 +1,12 @@
-"""Errors as OpenAI's API shapes them."""
+"""Errors of the gateway, and how OpenAI's API shapes them."""
 
 from typing import Any
 
 from agentjet.errors import AgentJetError
 from agentjet.schemas.call import CallError
+
+RETRY_AFTER_SECONDS = 1
+"""A server or an actor that was killed is back within a few of them."""
 
 
 class ApiError(AgentJetError, RuntimeError):
@@ -14,6 +17,8 @@ class ApiError(AgentJetError, RuntimeError):
         self.status = status
         self.code = code
         self.param = param
+        self.request_id = ""
+        """Of the HTTP request that it answers."""
 
     @classmethod
     def of(cls, error: CallError) -> "ApiError":
@@ -25,20 +30,18 @@ class ApiError(AgentJetError, RuntimeError):
         """Whether the same request may succeed later."""
         return self.status in (429, 503, 504) and self.code != "version_unavailable"
 
-    def body(self) -> dict[str, Any]:
-        """The JSON body."""
-        return {"error": {"message": str(self), "type": self._type(), "param": self.param, "code": self.code}}
-
     def headers(self) -> dict[str, str]:
-        """Tells OpenAI's clients whether to try again by themselves."""
-        return {"x-should-retry": "true" if self.is_worth_retrying else "false"}
+        """Tells the vendors' clients whether to try again by themselves, and any client after how many seconds."""
+        if not self.is_worth_retrying:
+            return {"x-should-retry": "false"}
+        return {"x-should-retry": "true", "retry-after": str(RETRY_AFTER_SECONDS)}
 
-    def _type(self) -> str:
-        if self.status == 401:
-            return "authentication_error"
-        if self.status == 429:
-            return "rate_limit_error"
-        return "server_error" if self.status >= 500 else "invalid_request_error"
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    """The body of an error of OpenAI's API."""
+    kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    kind = kinds.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
+    return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
 
 
 def bad_field(name: str, why: str, *, code: str = "invalid_value") -> ApiError:

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from agentjet.gateway.chat_request import ChatRequest
+from agentjet.gateway.dialect import Dialect
 from agentjet.gateway.exchange import Seat
+from agentjet.gateway.request import ModelRequest
 from agentjet.gateway.session import Session
 from agentjet.schemas.call import InferReply
 from agentjet.schemas.claim import Authorization
@@ -19,7 +20,7 @@ class Caller:
     """Name of the sub-agent."""
     idempotency_key: str = ""
     is_retry: bool = False
-    """OpenAI's clients mark a request that they send again."""
+    """The vendors' clients mark a request that they send again."""
 
 
 @dataclass(slots=True)
@@ -28,10 +29,11 @@ class Inquiry:
 
     caller: Caller
     session: Session
-    request: ChatRequest
+    dialect: Dialect
+    request: ModelRequest
     access: Authorization
     digest: str
-    """Equal for equal bodies of one agent."""
+    """Equal for equal bodies of one agent in one dialect."""
     calls: list[CallId] = field(default_factory=list[CallId])
     """One for each choice."""
     known: dict[CallId, InferReply] = field(default_factory=dict[CallId, InferReply])

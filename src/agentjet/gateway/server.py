@@ -12,6 +12,9 @@ from starlette.types import ASGIApp
 from agentjet.errors import UserError
 
 _GRACE_SECONDS = 2
+_KEEP_ALIVE_SECONDS = 75
+"""An idle connection stays open for longer than most tools take: one that closes just when the agent asks again is an
+error, which not every client tries again."""
 
 
 class _Server(uvicorn.Server):
@@ -50,8 +53,11 @@ class HttpServer:
             access_log=False,
             lifespan="off",
             ws="none",
+            # The other parser, which uvicorn takes where another package brought it, reads headers without an end.
+            http="h11",
             server_header=False,
             timeout_graceful_shutdown=_GRACE_SECONDS,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         )
         self._server = _Server(config)
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]))

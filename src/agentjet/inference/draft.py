@@ -7,11 +7,12 @@ import time
 from dataclasses import dataclass, field
 
 from agentjet.chat.history import Prompt
-from agentjet.chat.parser import assistant_message
-from agentjet.chat.reply import ReplyStream
+from agentjet.chat.reply import ReplyDelta, ReplyStream
+from agentjet.chat.text_history import TextPrompt
 from agentjet.inference.engine import Draw
 from agentjet.inference.fence import Permit
-from agentjet.schemas.call import Call, FinishReason, InferRequest, Usage
+from agentjet.schemas.call import Call, FinishReason, InferDelta, InferRequest, Usage
+from agentjet.schemas.ids import CallId
 from agentjet.schemas.sampling import Sampling
 
 
@@ -21,7 +22,7 @@ class Draft:
 
     request: InferRequest
     permit: Permit
-    prompt: Prompt
+    prompt: Prompt | TextPrompt
     sampling: Sampling
     overridden: tuple[str, ...]
     engine: str
@@ -48,12 +49,45 @@ class Draft:
         self.stop_string = draw.stop_string or self.stop_string
         self.num_cached_tokens = max(self.num_cached_tokens, draw.num_cached_tokens)
 
+    def deltas(self, draw: Draw) -> list[InferDelta]:
+        """Takes the next draw, and makes what a caller that streams is told of it.
+
+        The first one counts the prompt and names what was overridden.
+        """
+        index = len(self.ids)
+        self.add(draw)
+        if not self.request.stream:
+            return []
+        pieces = self.reply.feed(draw.ids) or ([] if index else [ReplyDelta()])
+        return [
+            InferDelta(
+                call=self.request.call,
+                generation=self.generation,
+                index=index,
+                text=piece.text,
+                reasoning=piece.reasoning,
+                tool_calls=piece.tool_calls,
+                usage=self.usage() if index == number == 0 else None,
+                overridden=self.overridden if index == number == 0 else (),
+            )
+            for number, piece in enumerate(pieces)
+        ]
+
+    def usage(self) -> Usage:
+        """Token counts so far."""
+        return Usage(
+            prompt_tokens=len(self.prompt.ids),
+            completion_tokens=len(self.ids),
+            cached_tokens=self.num_cached_tokens,
+        )
+
     def call(self) -> Call:
         """The durable record; an unfinished draft is a cancelled call."""
-        request = self.request
+        request, prompt = self.request, self.prompt
+        is_text = isinstance(prompt, TextPrompt)
         finished = self.reply.finish(self.ids, self.stop_string)
         finish = self.finish or FinishReason.CANCELLED
-        if finished.calls and finish is FinishReason.STOP:
+        if finished.reply.calls and finish is FinishReason.STOP:
             finish = FinishReason.TOOL_CALLS
         return Call(
             run=request.run,
@@ -64,24 +98,27 @@ class Draft:
             agent=request.agent,
             engine=self.engine,
             generation=self.generation,
-            parent=self.prompt.parent,
-            prompt_ids=self.prompt.increment,
+            parent=prompt.parent,
+            prompt_ids=prompt.increment,
             completion_ids=tuple(self.ids),
             logprobs=tuple(self.logprobs),
             version_starts=tuple(self.version_starts),
             versions=tuple(self.versions),
             sampling=self.sampling,
-            messages=request.messages[self.prompt.num_messages_before :],
+            messages=() if is_text else request.messages[prompt.num_messages_before :],
+            prompt=prompt.text if is_text else None,
             tools=request.tools,
-            message=assistant_message(finished.content, finished.calls, id_prefix=f"call_{request.call}"),
+            message=finished.reply.message(id_prefix=call_id_prefix(request.call)),
             finish_reason=finish,
-            fork=self.prompt.fork,
+            stop_string=self.stop_string or "",
+            fork=prompt.fork,
             is_drifted=finished.is_drifted,
-            usage=Usage(
-                prompt_tokens=len(self.prompt.ids),
-                completion_tokens=len(self.ids),
-                cached_tokens=self.num_cached_tokens,
-            ),
+            usage=self.usage(),
             overridden=self.overridden,
             seconds=time.monotonic() - self.started,
         )
+
+
+def call_id_prefix(call: CallId) -> str:
+    """Of the ids of a reply's tool calls: they differ in all replies of a run."""
+    return f"call_{call}"

@@ -3,11 +3,11 @@
 Invariants:
 
 - Ids are exactly as sampled; each log-prob is that of its token at the sampling temperature over the whole vocabulary,
-  computed in float32.
+  computed in float32. (Under top-p or top-k it may be that among the tokens kept; such calls are not trained.)
 - No cached key or value survives a change of weights: running requests recompute theirs, and each token carries the
   version that drew it.
-- `update_weights` is ordered: no token is drawn while it runs; when it raises or times out the engine goes on with the
-  old version. An engine is never left paused.
+- `update_weights` is ordered: no token is drawn while weights are put in place; when it raises or times out the engine
+  goes on with the old version, or has ended. An engine is never left paused.
 
 It does not know text beyond stop strings, episodes, or the bus.
 """
@@ -15,7 +15,7 @@ It does not know text beyond stop strings, episodes, or the bus.
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from agentjet.schemas.call import FinishReason
 from agentjet.schemas.ids import Version
@@ -91,6 +91,10 @@ class Engine(Protocol):
 
         Raises EngineError or TimeoutError, and then the engine goes on with the old weights.
         """
+        ...
+
+    async def ended(self) -> NoReturn:
+        """Raises EngineError once the engine can serve no more, by `close` or by a defect."""
         ...
 
     async def close(self) -> None: ...

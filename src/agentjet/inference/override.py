@@ -4,6 +4,7 @@ Invariants:
 
 - On a training key log-probs are those of the whole vocabulary at the call's temperature, so cuts (top-p, top-k) are
   lifted and greedy drawing becomes sampling. What was changed is named.
+- A model that the ticket does not play, a judge or a frozen opponent, draws as it was asked to: it has no ratio.
 - On an evaluation key the ticket's sampling wins, and draws follow from its seed.
 - Members of a group never share draws: a caller's seed is mixed with the member, else a group that passes its task's
   seed on would play the same episode several times.
@@ -22,6 +23,7 @@ def effective_sampling(
     asked: Sampling,
     ticket: Ticket,
     *,
+    is_played: bool = True,
     given: Collection[str] | None = None,
     num_calls_before: int = 0,
     choice: int = 0,
@@ -31,6 +33,7 @@ def effective_sampling(
     Args:
         asked: The caller's fields.
         ticket: Its sampling stands for what the caller did not choose.
+        is_played: Whether the ticket trains or evaluates the model.
         given: Fields that the caller chose; None for all.
         num_calls_before: Calls that the attempt has made; part of an evaluation's seeds.
         choice: Index among the choices of one request, which are drawn apart.
@@ -38,8 +41,10 @@ def effective_sampling(
     chosen = Sampling.model_fields if given is None else given
     wanted = ticket.sampling.model_copy(update={name: getattr(asked, name) for name in chosen})
     is_eval = ticket.kind is EpisodeKind.EVAL
-    fixed = _of_evaluation(ticket) if is_eval else _of_training(wanted, ticket)
-    overridden = tuple(name for name in _DISTRIBUTION if getattr(wanted, name) != fixed[name])
+    fixed: dict[str, float] = {}
+    if is_played:
+        fixed = _of_evaluation(ticket) if is_eval else _of_training(wanted, ticket)
+    overridden = tuple(name for name in fixed if getattr(wanted, name) != fixed[name])
     seed = wanted.seed
     if is_eval:
         seed = _mix(ticket.seed if seed is None else seed, ticket.member, num_calls_before, choice)

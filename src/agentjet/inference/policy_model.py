@@ -19,16 +19,15 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from agentjet.errors import EngineError, UnsupportedArchitectureError
+from agentjet.errors import UnsupportedArchitectureError
 from agentjet.inference import attention
 from agentjet.inference.packed_linear import PackedLinear, can_pack, pack_linears
-from agentjet.inference.weight_file import Snapshot
+from agentjet.inference.weight_file import Layout, Snapshot
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 """Transformers model types (SmolLM and SmolLM2 are `llama`)."""
 _STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
 _HEAD = "lm_head.weight"
-_EMBEDDING = "model.embed_tokens.weight"
 
 
 def choose_device(name: str) -> torch.device:
@@ -82,12 +81,9 @@ class PolicyModel:
         self._prepare(model.to(device).eval().requires_grad_(False))
 
     def _prepare(self, model: Any) -> None:
-        self._is_tied: bool = model.lm_head.weight is model.model.embed_tokens.weight
-        shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-        self._optional = {_HEAD: shapes.pop(_HEAD)} if self._is_tied else {}
-        self._shapes: dict[str, tuple[int, ...]] = shapes
+        self._layout = Layout.of(model)
         self._head = PackedLinear(model.lm_head.weight, None, torch.float32)
-        self._head_source = _EMBEDDING if self._is_tied else _HEAD
+        self._head_source = self._layout.aliases.get(_HEAD, _HEAD)
         self._decoder: nn.Module = model.model
         self._packed = {
             f"model.{name}.weight": layer for name, layer in pack_linears(self._decoder, self.dtype).items()
@@ -101,7 +97,7 @@ class PolicyModel:
     @property
     def vocab_size(self) -> int:
         """Rows of the output head."""
-        return self._shapes[self._head_source][0]
+        return self._layout.shapes[self._head_source][0]
 
     def logits(self, ids: Tensor, positions: Tensor, plan: attention.StepPlan, wanted: Tensor) -> Tensor:
         """One step.
@@ -133,10 +129,8 @@ class PolicyModel:
         """
         staged: dict[str, Tensor] = {}
         with Snapshot(path) as snapshot:
-            snapshot.check(self._shapes, self._optional)
-            if self._is_tied and _HEAD in snapshot and not torch.equal(snapshot.read(_HEAD), snapshot.read(_EMBEDDING)):
-                raise EngineError(f"weights {path}: {_HEAD} differs from {_EMBEDDING}, but the model ties them")
-            for name, tensor in snapshot.tensors(list(self._shapes)):
+            snapshot.check(self._layout)
+            for name, tensor in snapshot.tensors(list(self._layout.shapes)):
                 if not keep_going():
                     return None
                 if name == self._head_source:

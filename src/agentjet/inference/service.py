@@ -6,13 +6,13 @@ Invariants:
 - One call id has one generation here: a duplicate joins the one that runs, or gets what is stored.
 - Every question gets one answer, an error included, unless its caller has gone or its deadline has passed.
 - A caller that goes away ends its generation; what was drawn is stored as cancelled and belongs to no episode's end.
+- Without a free place it takes nothing that another engine could take; its own queue holds what it promised to take.
 
 It owns tokens (through `chat`), not weights: whoever loads them decides when new generations may begin (`admit`).
 """
 
 import asyncio
 import contextlib
-import secrets
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
@@ -22,28 +22,35 @@ import structlog
 
 from agentjet.bus import record
 from agentjet.bus.clock import BusClock
-from agentjet.bus.handler import consume
+from agentjet.bus.handler import PostponeError, consume
 from agentjet.bus.protocol import Bus, StoredMessage
-from agentjet.chat.reply import ReplyStream
+from agentjet.chat.reply_format import ReplyFormat
 from agentjet.chat.template import ChatTemplate
 from agentjet.chat.tokenizer import Tokenizer
 from agentjet.errors import EngineError, ModelNotServedError, RecordError, RecordTooLargeError
 from agentjet.inference.draft import Draft
+from agentjet.inference.drafter import Drafter
 from agentjet.inference.engine import Draw, Engine, Generation
 from agentjet.inference.fence import Fence, Permit
-from agentjet.inference.gate import Gate, pass_at_once
+from agentjet.inference.gate import Gate, is_equal, pass_at_once
 from agentjet.inference.history import HistoryCache
-from agentjet.inference.override import effective_sampling
 from agentjet.inference.refusal import REFUSALS, ReplyTooLargeError, VersionUnavailableError, call_error
+from agentjet.inference.room import Room
 from agentjet.schemas import subject
-from agentjet.schemas.call import Call, InferDelta, InferReply, InferRequest
-from agentjet.schemas.ids import CallId, RunId
+from agentjet.schemas.call import Call, InferReply, InferRequest, Usage
+from agentjet.schemas.ids import CallId, RunId, Version
 from agentjet.schemas.record import Record
+from agentjet.schemas.room import RoomGrant, RoomRequest
 from agentjet.schemas.subject import Stream, stream_name
 
 log = structlog.get_logger(__name__)
 
+SILENT_SECONDS = 5.0
+"""How long a question may lie at an engine that gives no sign of life before another one gets it."""
+_FORGOTTEN_SECONDS = 60.0
+"""How long the queue of an engine that is gone is kept; its questions are asked again by the gateways."""
 _MAX_CANCELLED = 4096
+_MAX_OWN = 1024
 
 
 @dataclass(slots=True)
@@ -72,8 +79,11 @@ class InferenceService:
         secret: The run's secret, for keys.
         served_models: Every model name of the run, to tell an agent that asks for another.
         stop_ids: Tokens that end a reply.
-        engine_name: Token that names the engine in subjects and records.
+        engine_name: Token that names the engine in subjects and records; no other engine of the run has it.
+        num_places: Requests that it takes at once.
         admit: Awaited before each unpinned generation; holds it while new weights are on their way.
+        is_same: Whether two versions name the same weights.
+        reply_format: How the model writes tool calls and thinking; None tells it from the chat template.
     """
 
     def __init__(
@@ -88,7 +98,10 @@ class InferenceService:
         served_models: tuple[str, ...],
         stop_ids: frozenset[int],
         engine_name: str = "engine",
+        num_places: int = 64,
         admit: Callable[[], Awaitable[None]] = pass_at_once,
+        is_same: Callable[[Version, Version], bool] = is_equal,
+        reply_format: ReplyFormat | None = None,
     ) -> None:
         self._bus = bus
         self._run = run
@@ -96,36 +109,51 @@ class InferenceService:
         self._engine = engine
         self._served_models = served_models
         self._stop_ids = stop_ids
-        self._engine_name = engine_name
-        self._template = ChatTemplate(tokenizer)
+        self._template = ChatTemplate(tokenizer, reply_format=reply_format)
         self._clock = BusClock()
         self._fence = Fence(bus, run, secret, self._clock)
         self._histories = HistoryCache(bus, run, model, self._template, stop_ids)
-        self._gate = Gate(engine, admit)
+        self._drafter = Drafter(model, self._template, self._histories, stop_ids=stop_ids, engine_name=engine_name)
+        self._name = engine_name
+        self._room = Room(num_places)
+        self._gate = Gate(engine, admit, is_same)
         self._running: dict[CallId, _Running] = {}
         self._cancelled: OrderedDict[CallId, None] = OrderedDict()
         self._counts: Counter[str] = Counter()
 
-    async def run(self, *, concurrency: int = 256) -> None:
+    async def run(self) -> None:
         """Serve for ever; ends by cancellation, or BusUnavailableError when the bus is gone for good."""
-        async with asyncio.TaskGroup() as group:
+        where = subject.engine_service(self._run, self._model, self._name)
+        async with (
+            self._bus.serve(where, record.answering(RoomRequest, self._grant), queue=self._name),
+            asyncio.TaskGroup() as group,
+        ):
             group.create_task(self._listen_for_cancels())
-            for place in ("any", self._engine_name):
-                group.create_task(self._consume(place, concurrency))
+            group.create_task(self._consume(subject.ANY_ENGINE, allowance=self._room.allowance))
+            group.create_task(self._consume(self._name, inactive_seconds=_FORGOTTEN_SECONDS))
 
-    async def _consume(self, place: str, concurrency: int) -> None:
+    async def _consume(
+        self, place: str, *, allowance: Callable[[], Awaitable[int]] | None = None, inactive_seconds: float = 0.0
+    ) -> None:
         consumer = await self._bus.consumer(
             stream_name(self._run, Stream.INFER),
             f"infer-{self._model}-{place}",
             subject=subject.infer(self._run, self._model, place),
+            ack_wait_seconds=SILENT_SECONDS,
+            inactive_seconds=inactive_seconds,
         )
         await consume(
             consumer,
             self.handle,
             name=f"inference {self._model}",
             on_poison=self.give_up,
-            concurrency=concurrency,
+            concurrency=_MAX_OWN,
+            in_progress_seconds=SILENT_SECONDS / 3,
+            allowance=allowance,
         )
+
+    async def _grant(self, request: RoomRequest) -> RoomGrant:
+        return RoomGrant(has_room=self._room.promise() if request.is_promise else self._room.num_free > 0)
 
     def weights_changed(self) -> None:
         """The engine serves another version: calls that are pinned to one look again."""
@@ -137,16 +165,27 @@ class InferenceService:
         now = {
             "num_running": float(load.num_running),
             "num_waiting": float(load.num_waiting + self._gate.num_waiting),
+            "num_places": float(self._room.num_places),
+            "num_free_places": float(self._room.num_free),
             "num_cached_tokens": float(load.num_cached_tokens),
             "tokens_per_second": load.tokens_per_second,
+            "num_template_distrusted": float(self._histories.num_distrusted),
         }
         return now | {name: float(count) for name, count in sorted(self._counts.items())}
 
     async def handle(self, message: StoredMessage) -> None:
         """Answer one INFER message; returning means that it can be acknowledged.
 
-        Raises RecordError, UnknownSchemaError and BusError; crashes of the engine's code pass through.
+        Raises RecordError, UnknownSchemaError and BusError, PostponeError where another engine had better take it;
+        crashes of the engine's code pass through.
         """
+        is_own = message.subject.endswith(f".{self._name}")
+        if not (is_own or self._room.num_free):  # the last place went while this fetch was under way
+            raise PostponeError("every place of this engine is taken", delay_seconds=0.0)
+        with self._room.taken(is_promised=is_own):
+            await self._handle(message)
+
+    async def _handle(self, message: StoredMessage) -> None:
         request = await record.read_as(InferRequest, self._bus, self._run, Stream.INFER, message)
         inbox = message.headers.get(record.REPLY_HEADER, "")
         self._clock.observe(message.time)
@@ -209,7 +248,10 @@ class InferenceService:
             found = await record.last(Call, self._bus, self._run, Stream.CALLS, where)
             if found is not None:
                 return self._reply(request, found[1])
-        running.draft = draft = await self._draft(request, permit, len(history))
+        if request.only_counts:
+            prompt = await self._drafter.prompt(request, permit)
+            return InferReply(call=request.call, usage=Usage(prompt_tokens=len(prompt.ids), completion_tokens=0))
+        running.draft = draft = await self._drafter.draft(request, permit, len(history))
         await self._draw(running, draft)
         if running.is_cancelled and not draft.ids:
             return None
@@ -226,33 +268,6 @@ class InferenceService:
             raise ModelNotServedError(f"model {request.model!r} is not served here; ask for one of: {names}")
         if request.run != self._run:
             raise ModelNotServedError(f"run {request.run} is not served here, {self._run} is; use this run's gateway")
-
-    async def _draft(self, request: InferRequest, permit: Permit, num_calls_before: int) -> Draft:
-        prompt = await self._histories.prompt(
-            permit.ticket.id, permit.attempt, request.messages, tools=request.tools, agent=request.agent
-        )
-        sampling, overridden = effective_sampling(
-            request.sampling,
-            permit.ticket,
-            given=request.given,
-            num_calls_before=num_calls_before,
-            choice=request.choice,
-        )
-        return Draft(
-            request=request,
-            permit=permit,
-            prompt=prompt,
-            sampling=sampling,
-            overridden=overridden,
-            engine=self._engine_name,
-            generation=secrets.token_hex(8),
-            reply=ReplyStream(
-                self._template,
-                stop_ids=self._stop_ids,
-                stop_strings=sampling.stop,
-                has_tools=bool(request.tools),
-            ),
-        )
 
     async def _draw(self, running: _Running, draft: Draft) -> None:
         """Until the draft is finished or its caller has gone."""
@@ -274,13 +289,9 @@ class InferenceService:
         draws = cast("AsyncGenerator[Draw]", self._engine.generate(generation))  # by contract it can be closed
         async with contextlib.aclosing(draws):
             async for draw in draws:
-                if pin is not None and draw.ids and str(draw.version) != pin:
+                if draw.ids and not self._gate.may_answer(pin, draw.version):
                     raise VersionUnavailableError(f"the weights changed from {pin} to {draw.version} under the call")
-                index = len(draft.ids)
-                draft.add(draw)
-                text = draft.reply.feed(draw.ids) if request.stream else ""
-                if text:
-                    delta = InferDelta(call=request.call, generation=draft.generation, index=index, text=text)
+                for delta in draft.deltas(draw):
                     await self._tell(running, delta)
         if draft.finish is None:
             raise EngineError(f"call {request.call}: the engine ended without a finish reason")

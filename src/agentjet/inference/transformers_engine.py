@@ -8,8 +8,10 @@ Invariants:
 """
 
 import asyncio
+import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Literal, NoReturn, Self
@@ -68,7 +70,11 @@ class TransformersEngine:
         self._engine: EngineLoop | None = None
         self._model_context: int | None = None
         self._tokenizer: Tokenizer | None = None
+        self._open: set[str] = set()
+        """Ids of running generations."""
+        self._serials = itertools.count()
         self._queues: dict[str, asyncio.Queue[Draw | AgentJetError]] = {}
+        """By an id of our own: what was drawn before a cancel is not for who uses the caller's id again."""
         self._thread: threading.Thread | None = None
         self._ended = asyncio.Event()
 
@@ -181,9 +187,11 @@ class TransformersEngine:
             EngineError: The engine is not running, failed in a step, or knows a running generation of that id.
         """
         engine, request = self._running(), self._request(generation)
-        if generation.id in self._queues:
+        if generation.id in self._open:
             raise EngineError(f"generation {generation.id} is already running; ids have to be unique")
-        queue = self._queues[generation.id] = asyncio.Queue()
+        id = request.generation.id
+        queue = self._queues[id] = asyncio.Queue()
+        self._open.add(generation.id)
         is_over = False
         engine.commands.put(request)
         try:
@@ -194,9 +202,10 @@ class TransformersEngine:
                     raise outcome
                 yield outcome
         finally:
-            del self._queues[generation.id]
+            del self._queues[id]
+            self._open.discard(generation.id)
             if not is_over:
-                engine.commands.put(Cancel(generation.id))
+                engine.commands.put(Cancel(id))
 
     def _running(self) -> EngineLoop:
         if self._engine is None or self._ended.is_set():
@@ -216,7 +225,8 @@ class TransformersEngine:
             if self._tokenizer is None:
                 raise EngineError(f"model {self._path} has no tokenizer.json, which stop strings need")
             stop = StopWatcher(self._tokenizer, sampling.stop)
-        return Request(generation, min(sampling.max_tokens, room), Random(sampling.seed), stop)
+        own = replace(generation, id=f"{generation.id}#{next(self._serials)}")
+        return Request(own, min(sampling.max_tokens, room), Random(sampling.seed), stop)
 
     async def update_weights(self, version: Version, path: Path, *, timeout_seconds: float = 120.0) -> None:
         """Serves a snapshot as `version`; running generations go on with it.

@@ -6,11 +6,12 @@ Invariants:
   voids steps takes the engine back to the version it published.
 - From the moment a step is in LEDGER until its weights are loaded, new generations wait (bounded by `hold_seconds`), so
   that a synchronous run stays on policy.
-- A snapshot that fails to arrive or to load leaves the engine on its version; it is tried again.
+- Weights that fail to arrive or to load leave the engine on its version; they are tried again.
+
+It does not know how their file comes here (`agentjet.delivery`).
 """
 
 import asyncio
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +19,11 @@ from pathlib import Path
 import structlog
 
 from agentjet.accounting.ledger import LedgerView
-from agentjet.bus.blob import get_file
 from agentjet.bus.protocol import Bus, StoredMessage
 from agentjet.bus.record import read
-from agentjet.errors import BlobError, BusError, EngineError
+from agentjet.delivery.arrival import Arrivals
+from agentjet.delivery.route import find_route
+from agentjet.errors import BusError, EngineError, PatchError
 from agentjet.inference.engine import Engine
 from agentjet.schemas import subject
 from agentjet.schemas.ids import RunId, Version
@@ -49,7 +51,7 @@ class WeightsFollower:
         on_loaded: Callable[[Version, float], None] = lambda version, seconds: None,
     ) -> None:
         self._bus, self._run, self._model = bus, run, model
-        self._engine, self._folder = engine, folder
+        self._engine, self._arrivals = engine, Arrivals(bus, run, folder)
         self._hold_seconds, self._on_loaded = hold_seconds, on_loaded
         self._view = LedgerView()
         self._published: dict[Version, Weights] = {}
@@ -71,20 +73,29 @@ class WeightsFollower:
         """Returns once no weights are awaited, or the hold has run out."""
         await self._free.wait()
 
+    def is_same(self, one: Version, other: Version) -> bool:
+        """Whether two versions name the same weights."""
+        return self._view.is_same(one, other)
+
     async def catch_up(self) -> None:
         """Load what was newest when it is called; an engine that starts late never serves older weights."""
-        async for message in self._bus.scan(stream_name(self._run, Stream.LEDGER), self._ledger):
+        start = self._ledger_sequence + 1
+        async for message in self._bus.scan(stream_name(self._run, Stream.LEDGER), self._ledger, start=start):
             await self._apply(message)
-        async for message in self._bus.scan(stream_name(self._run, Stream.WEIGHTS), self._weights):
+        start = self._weights_sequence + 1
+        async for message in self._bus.scan(stream_name(self._run, Stream.WEIGHTS), self._weights, start=start):
             await self._note(message)
         await self._load_newest()
 
     async def run(self) -> None:
-        """Follow LEDGER and WEIGHTS for ever, from where `catch_up` left off."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow_ledger())
-            group.create_task(self._follow_weights())
-            group.create_task(self._load())
+        """Follow LEDGER and WEIGHTS for ever, from where `catch_up` left off; leaves no file behind."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._follow_ledger())
+                group.create_task(self._follow_weights())
+                group.create_task(self._load())
+        finally:
+            self._arrivals.close()
 
     async def _follow_ledger(self) -> None:
         start = self._ledger_sequence + 1
@@ -140,48 +151,33 @@ class WeightsFollower:
         self._settle_hold()
 
     def _newest(self) -> Version | None:
-        valid = [version for version in self._published if self._view.is_valid(version)]
-        return max(valid, default=None)
+        return max(self._valid(), default=None)
+
+    def _valid(self) -> dict[Version, Weights]:
+        """What LEDGER holds of what was published; patches of voided versions lead nowhere."""
+        return {version: record for version, record in self._published.items() if self._view.is_valid(version)}
 
     async def _try(self, version: Version) -> None:
-        record, started = self._published[version], time.monotonic()
+        started = time.monotonic()
         try:
-            path, is_temporary = await self._fetch(record)
-            try:
-                await self._engine.update_weights(version, path)
-            finally:
-                if is_temporary:
-                    path.unlink(missing_ok=True)
-        except (BusError, BlobError, EngineError, OSError, TimeoutError) as error:
+            path = await self._arrivals.file(version, self._valid())
+            await self._engine.update_weights(version, path)
+        except (BusError, PatchError, EngineError, OSError, TimeoutError) as error:
             log.error("new weights could not be loaded", version=str(version), error=str(error))
             asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._changed.set)
             return
-        for old in [known for known in self._published if known < version]:
-            del self._published[old]
+        self._forget_before(version)
         self._on_loaded(version, time.monotonic() - started)
         log.info("new weights", version=str(version), seconds=round(time.monotonic() - started, 3))
+
+    def _forget_before(self, version: Version) -> None:
+        """Records on the way from a whole file stay: what is held may turn out to be damaged."""
+        route = find_route(version, self._published)
+        needed = route.versions if route is not None else frozenset[Version]()
+        for old in [known for known in self._published if known < version and known not in needed]:
+            del self._published[old]
 
     def _settle_hold(self) -> None:
         if self._expected is not None and self._engine.version >= self._expected:
             self._expected = None
             self._free.set()
-
-    async def _fetch(self, record: Weights) -> tuple[Path, bool]:
-        """A file with the snapshot, and whether it is ours to delete."""
-        shared = Path(record.path) if record.path else None
-        is_near = record.host == socket.gethostname() or not record.is_blob
-        if shared is not None and is_near and shared.exists():
-            return shared, False
-        name, prefix = stream_name(self._run, Stream.WEIGHTS), subject.blob(self._run, "weights")
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"{record.version}.safetensors"
-        try:
-            await get_file(self._bus, name, prefix, record.sha256, record.num_bytes, path)
-        except BlobError as error:
-            if record.is_blob:
-                raise
-            raise BlobError(
-                f"{record.path} of {record.host} is not to be seen here, and the learner has not put it on the bus yet "
-                f"(it does where weights_route is auto): {error}"
-            ) from None
-        return path, True

@@ -61,7 +61,7 @@ def merge_episode(calls: Sequence[Call], *, ticket: Ticket, model: str, score: S
         agent_rewards=score.agent_rewards,
         metrics=score.metrics,
         segments=trie.segments(),
-        calls=tuple(_sampled(call) for call in wanted),
+        calls=tuple(_sampled(call, score.call_rewards.get(call.call)) for call in wanted),
         term_segment=tuple(segment for segment, _ in places),
         term_offset=tuple(offset for _, offset in places),
         term_logprob=tuple(logprob for call, _ in trained for logprob in call.logprobs),
@@ -127,17 +127,19 @@ def _has_ratio(call: Call) -> bool:
     return sampling.temperature > 0 and sampling.top_p == 1 and sampling.top_k == 0
 
 
-def _sampled(call: Call) -> SampledCall:
+def _sampled(call: Call, reward: float | None) -> SampledCall:
     is_trained = _has_ratio(call)
     return SampledCall(
         call=call.call,
         agent=call.agent,
+        engine=call.engine,
         num_terms=len(call.completion_ids) if is_trained else 0,
         temperature=call.sampling.temperature,
         versions=call.versions,
         version_starts=call.version_starts,
         is_truncated=call.finish_reason is FinishReason.LENGTH,
         is_trained=is_trained,
+        reward=reward,
     )
 
 

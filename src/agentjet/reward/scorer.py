@@ -22,8 +22,8 @@ NO_REWARD = Fault(
 )
 
 
-def decide(episode: Episode, reward: str) -> Score | None:
-    """The score that needs no function, or None when the pool's function `reward` has to be asked."""
+def unscored(episode: Episode) -> Score | None:
+    """The score of an episode that was not completed, or None of one that was: somebody has to give it a reward."""
     if episode.status is EndStatus.DEAD:
         return _unscored(episode, Outcome.DEAD, episode.fault)
     if episode.status is EndStatus.ABORTED:
@@ -33,6 +33,14 @@ def decide(episode: Episode, reward: str) -> Score | None:
             # Each further offer would meet the same prompt.
             return _unscored(episode, Outcome.DEAD, episode.fault)
         return _unscored(episode, Outcome.INVALID, episode.fault)
+    return None
+
+
+def decide(episode: Episode, reward: str) -> Score | None:
+    """The score that needs no function, or None when the pool's function `reward` has to be asked."""
+    score = unscored(episode)
+    if score is not None:
+        return score
     if episode.reward is not None:
         if not math.isfinite(episode.reward):
             message = f"the agent returned the reward {episode.reward}, which is no finite number"
@@ -53,6 +61,7 @@ def scored(episode: Episode, verdict: dict[str, Any], *, judged_by: str) -> Scor
         reward=float(verdict["reward"]),
         components=verdict.get("components", {}),
         agent_rewards=verdict.get("agent_rewards", {}),
+        call_rewards=verdict.get("call_rewards") or episode.call_rewards,
         metrics=_finite(episode.metrics) | verdict.get("metrics", {}),
         calls=episode.calls,
         judged_by=judged_by,
@@ -63,6 +72,11 @@ def invalid(episode: Episode, kind: str, message: str, *, judged_by: str) -> Sco
     """A score without a reward, because the judging failed."""
     fault = Fault(kind=kind, message=message[:_MAX_MESSAGE])
     return _unscored(episode, Outcome.INVALID, fault, judged_by=judged_by)
+
+
+def dead(episode: Episode, kind: str, message: str, *, judged_by: str) -> Score:
+    """A score without a reward that closes the slot: a further offer would be in vain."""
+    return _unscored(episode, Outcome.DEAD, Fault(kind=kind, message=message[:_MAX_MESSAGE]), judged_by=judged_by)
 
 
 def question(episode: Episode) -> dict[str, Any]:
@@ -76,6 +90,8 @@ def question(episode: Episode) -> dict[str, Any]:
             "stop_reason": episode.stop_reason,
             "models": list(episode.ticket.models),
             "num_calls": sum(len(calls) for calls in episode.calls.values()),
+            "calls": {model: list(calls) for model, calls in episode.calls.items()},
+            "call_rewards": episode.call_rewards,
             "seed": episode.ticket.seed,
             "is_eval": episode.ticket.kind is EpisodeKind.EVAL,
         },

@@ -36,6 +36,10 @@ class Claimed:
         return self.since + self.ticket.deadline_seconds - time.monotonic()
 
 
+class SpentError(PostponeError):
+    """The ticket was claimed so often that nobody gets it any more; it is dead at its deadline."""
+
+
 def worker_name() -> str:
     """`<host>-<pid>-<random>`, a token."""
     host = "".join(char if char.isascii() and char.isalnum() else "-" for char in socket.gethostname())
@@ -46,6 +50,8 @@ async def claim(bus: Bus, run: RunId, ticket: Ticket, worker: str) -> Claimed | 
     """Asks for a ticket; None when it is over or not of this run.
 
     Raises:
+        SpentError: The ticket was claimed too often. It is a `PostponeError`, for whoever is handed it again and again
+            until it is dead.
         PostponeError: The claim can not be decided now.
         BusError: Nobody answers.
     """
@@ -55,4 +61,5 @@ async def claim(bus: Bus, run: RunId, ticket: Ticket, worker: str) -> Claimed | 
         return Claimed(ticket, grant.attempt, grant.key, asked)
     if grant.reason in ("ended", "unknown"):
         return None
-    raise PostponeError(f"{ticket.id}: the claim service says {grant.reason!r}", delay_seconds=BUSY_SECONDS)
+    kind = SpentError if grant.reason == "spent" else PostponeError
+    raise kind(f"{ticket.id}: the claim service says {grant.reason!r}", delay_seconds=BUSY_SECONDS)

@@ -1,7 +1,7 @@
 """Ends of episodes: what an attempt says of itself, and storing it once.
 
 The first stored end of a ticket wins for ever. An attempt that ends again gets the same answer; another attempt's end
-is told `superseded`. An end without a single model call is never a sample: it fails by name.
+is told `superseded`. An end without a single call of the ticket's own models is never a sample: it fails by name.
 """
 
 import asyncio
@@ -12,9 +12,10 @@ import structlog
 
 from agentjet.bus.protocol import Bus
 from agentjet.bus.record import put_once
-from agentjet.errors import BusError, BusUnavailableError, RecordError
+from agentjet.errors import BusError, BusUnavailableError, CallRewardError, RecordError
 from agentjet.rollout.stage import Play
 from agentjet.schemas import subject
+from agentjet.schemas.call_reward import rewards_by_call
 from agentjet.schemas.episode import CONTEXT, PROMPT_TOO_LONG, EndReply, EndStatus, Episode, Fault
 from agentjet.schemas.ids import RunId
 from agentjet.schemas.subject import Stream
@@ -70,6 +71,12 @@ class Endpoint(Protocol):
 def ended(ticket: Ticket, attempt: int, captured: Captured, play: Play, *, worker: str) -> Episode:
     """The end of an attempt, from what its agent did and what the gateway saw."""
     status, fault = _verdict(ticket, captured, play)
+    call_rewards: dict[str, float] = {}
+    if status is EndStatus.COMPLETED:
+        try:
+            call_rewards = rewards_by_call(play.call_rewards, captured.calls)
+        except CallRewardError as error:
+            status, fault = EndStatus.FAILED, Fault(kind=type(error).__name__, message=str(error)[:_MAX_MESSAGE])
     return Episode(
         run=ticket.run,
         ticket=ticket,
@@ -77,6 +84,7 @@ def ended(ticket: Ticket, attempt: int, captured: Captured, play: Play, *, worke
         status=status,
         calls={model: tuple(calls) for model, calls in captured.calls.items() if calls},
         reward=play.reward,
+        call_rewards=call_rewards,
         result=_with_text_keys(play.result),
         metrics=play.metrics,
         transcript=tuple(_with_text_keys(message) for message in play.transcript),
@@ -98,7 +106,8 @@ def _with_text_keys(value: Any) -> Any:
 
 
 def _verdict(ticket: Ticket, captured: Captured, play: Play) -> tuple[EndStatus, Fault | None]:
-    is_silent = not any(captured.calls.values())
+    # A judge or an opponent that answered is no call of the models that are played.
+    is_silent = not any(captured.calls.get(model) for model in ticket.models)
     if is_silent and captured.stop_reason == CONTEXT:
         return EndStatus.FAILED, TOO_LONG
     if play.failure is not None:

@@ -3,6 +3,7 @@
 It knows no bus: a `Play` is what the agent did, whoever asked for it.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,8 @@ class Play:
     digest: str
     """sha256 of the agent's code file."""
     seconds: float
+    call_rewards: Mapping[str, float] | Sequence[float] | None = None
+    """The agent's own rewards of single calls, as `rewards_by_call` takes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ class Stage:
                 transcript.append(message)
 
         done = await self.pool.run(part.payload(task), timeout_seconds=timeout_seconds, on_message=note)
-        value = done.value or {"reward": None, "metrics": {}, "result": None}
+        value = done.value or {"reward": None, "call_rewards": None, "metrics": {}, "result": None}
         return Play(
             value["reward"],
             value["metrics"],
@@ -77,6 +80,7 @@ class Stage:
             done.failure,
             done.digest,
             done.seconds,
+            value["call_rewards"],
         )
 
     async def close(self) -> None:

@@ -37,8 +37,21 @@ class ForkCause(StrEnum):
     """The messages extend, the template's rendering does not."""
     TOOLS_CHANGED = "tools_changed"
     """Another tool list."""
+    END_TOKEN = "end_token"
+    """A plain prompt shows an earlier reply without its end token; the other tokens are kept."""
     STOP_STRING = "stop_string"
     """The earlier reply ended inside a token at a stop string; the prompt shows the visible text."""
+
+
+class ToolChoice(StrEnum):
+    """Whether the reply calls tools."""
+
+    AUTO = "auto"
+    """The model decides."""
+    NONE = "none"
+    """It does not: what reads like a call stays text. The tools stand in the prompt all the same."""
+    REQUIRED = "required"
+    """It does: the beginning of a call is part of the prompt, and what follows is drawn freely."""
 
 
 class InferRequest(Record):
@@ -54,9 +67,14 @@ class InferRequest(Record):
     agent: str = ""
     """Name of the sub-agent that asks; part of the comparison of histories."""
     messages: Annotated[tuple[dict[str, Any], ...], AsTuple]
-    """OpenAI chat messages."""
+    """OpenAI chat messages; none with a plain prompt."""
+    prompt: str | None = None
+    """A plain prompt, which no template renders."""
     tools: Annotated[tuple[dict[str, Any], ...], AsTuple] = ()
     """OpenAI function tools."""
+    tool_choice: Annotated[ToolChoice, Closed] = ToolChoice.AUTO
+    tool_name: str = ""
+    """The tool that has to be called, with `tool_choice` required; empty for any."""
     sampling: Sampling
     given: Annotated[tuple[str, ...] | None, AsTuple] = None
     """Sampling fields that the caller chose; the ticket's stand for the others. None: the caller chose all."""
@@ -65,21 +83,10 @@ class InferRequest(Record):
     stream: bool = False
     num_logprobs: int | None = None
     """Alternatives wanted per token; 0 wants the sampled token's only, None wants none."""
+    only_counts: bool = False
+    """Only the number of prompt tokens is asked for: nothing is drawn or stored."""
     deadline: float
     """Bus time, seconds since the epoch, after which nobody waits for the reply."""
-
-
-class InferDelta(Record):
-    """A piece of a reply, sent to the inbox as it is drawn."""
-
-    schema_name = "infer_delta"
-
-    call: CallId
-    generation: str
-    """Names one generation: deltas of two generations are never spliced."""
-    index: int
-    """Tokens drawn before this delta."""
-    text: str
 
 
 class Usage(Part):
@@ -91,6 +98,44 @@ class Usage(Part):
     """Prompt tokens whose keys and values were at hand."""
 
 
+class ToolCallDelta(Part):
+    """A piece of a tool call."""
+
+    index: int
+    """Number of the call in the reply, from 0."""
+    id: str = ""
+    """In the first piece of a call only, as is the name."""
+    name: str = ""
+    arguments: str = ""
+    """A piece of the JSON text of the arguments."""
+
+
+class InferDelta(Record):
+    """A piece of a reply, sent to the inbox as it is drawn.
+
+    The pieces of a generation, joined, are the beginning of the stored message: its `content`, its
+    `reasoning_content` and its tool calls. A delta holds what one draw made certain; reasoning comes first in it, then
+    text, then tool calls.
+    """
+
+    schema_name = "infer_delta"
+
+    call: CallId
+    generation: str
+    """Names one generation: deltas of two generations are never spliced."""
+    index: int
+    """Tokens drawn before this delta."""
+    text: str = ""
+    """A piece of the content."""
+    reasoning: str = ""
+    """A piece of the thinking, which stands apart from the content."""
+    tool_calls: Annotated[tuple[ToolCallDelta, ...], AsTuple] = ()
+    usage: Usage | None = None
+    """With the first tokens only: the counts so far, which tell those of the prompt."""
+    overridden: Annotated[tuple[str, ...], AsTuple] = ()
+    """With the first tokens only: as in the reply, for a streamed response names them at its beginning."""
+
+
 class InferReply(Record):
     """The whole reply, read back from CALLS, or an error."""
 
@@ -99,11 +144,15 @@ class InferReply(Record):
     call: CallId
     generation: str = ""
     message: dict[str, Any] = Field(default_factory=dict)
-    """OpenAI assistant message."""
+    """OpenAI assistant message; thinking stands in its `reasoning_content`."""
     finish_reason: Annotated[FinishReason, Closed] = FinishReason.STOP
+    stop_string: str = ""
+    """The one that ended it, of those that the caller gave; empty where none did."""
     usage: Usage = Field(default_factory=lambda: Usage(prompt_tokens=0, completion_tokens=0))
     version: str = ""
     """Version of the last token."""
+    engine: str = ""
+    """Who drew it, and holds the conversation's cache; empty with an error."""
     overridden: Annotated[tuple[str, ...], AsTuple] = ()
     """Sampling fields that were overridden because they break the ratio."""
     completion_ids: TokenIds = ()
@@ -153,10 +202,14 @@ class Call(Record):
     sampling: Sampling
     messages: Annotated[tuple[dict[str, Any], ...], AsTuple]
     """The request's messages after those of the parent and its reply."""
+    prompt: str | None = None
+    """A plain prompt's text after that of the parent and its reply, written out; None where messages were sent."""
     tools: Annotated[tuple[dict[str, Any], ...], AsTuple] = ()
     message: dict[str, Any]
     """The assistant message that the agent received."""
     finish_reason: Annotated[FinishReason, Closed]
+    stop_string: str = ""
+    """The one that ended the reply; empty where none did."""
     fork: Annotated[ForkCause, Closed] = ForkCause.NONE
     is_drifted: bool = False
     """Encoding the reply's text gives other ids than those sampled; the history keeps the sampled ones."""
@@ -175,8 +228,10 @@ class Call(Record):
             generation=self.generation,
             message=self.message,
             finish_reason=self.finish_reason,
+            stop_string=self.stop_string,
             usage=self.usage,
             version=self.versions[-1] if self.versions else "",
+            engine=self.engine,
             overridden=self.overridden,
             completion_ids=self.completion_ids if has_logprobs else (),
             logprobs=self.logprobs if has_logprobs else (),

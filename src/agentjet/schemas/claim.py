@@ -41,7 +41,8 @@ class ClaimGrant(Record):
     ticket: str
     granted: bool
     reason: str = ""
-    """Why not: "ended" (drop the ticket), "unknown" (not of this run, or not issued), "busy" (ask again)."""
+    """Why not: "ended" (drop the ticket), "unknown" (not of this run, or not issued), "spent" (claimed too often, it is
+    dead at its deadline), "busy" (ask again)."""
     attempt: int = 0
     """Stream sequence of the claim record."""
     key: str = ""
@@ -69,6 +70,8 @@ class Authorization(Record):
     attempt: int = 0
     models: Annotated[tuple[str, ...], AsTuple] = ()
     """Models that the episode may call."""
+    untrained: Annotated[tuple[str, ...], AsTuple] = ()
+    """Those of them that it neither trains nor evaluates: a judge, a frozen opponent."""
     expires: float = Field(default=0.0)
 
 

@@ -25,6 +25,7 @@ MODULES = (
     "judgement",
     "ledger",
     "presence",
+    "room",
     "sample",
     "score",
     "task",
@@ -72,7 +73,9 @@ def decode(headers: Mapping[str, str], body: bytes) -> Record:
     name, major = _schema(headers)
     cls = registry().get(name)
     if cls is None or major != cls.schema_version[0]:
-        raise UnknownSchemaError(f"schema {headers[SCHEMA_HEADER]!r} is not known here; a newer AgentJet wrote it")
+        raise UnknownSchemaError(
+            f"schema {headers[SCHEMA_HEADER]!r} is not known here; a newer AgentJet wrote it: upgrade this one"
+        )
     return _validate(cls, body)
 
 

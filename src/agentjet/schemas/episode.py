@@ -38,6 +38,9 @@ CONTEXT = "context"
 PROMPT_TOO_LONG = "prompt_too_long"
 """Kind of the fault of an episode whose very first prompt left no room in a model's context: no offer can help it."""
 
+DEADLINE = "deadline"
+"""Kind of the fault of an episode that the curriculum ended, because nobody did in time."""
+
 
 class Episode(Record):
     """An episode's end."""
@@ -54,6 +57,8 @@ class Episode(Record):
     """Answered calls for each model, in order: exactly these are merged."""
     reward: float | None = None
     """The client's own score, when it gives one."""
+    call_rewards: dict[str, float] = Field(default_factory=dict)
+    """The client's own rewards of single calls; all calls of a model or none."""
     result: Any = None
     """What the agent returned, for the reward functions: any JSON value."""
     metrics: dict[str, float] = Field(default_factory=dict)

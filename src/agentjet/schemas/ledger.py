@@ -121,6 +121,8 @@ class GroupIssue(Record):
     sampling: Sampling = Field(default_factory=Sampling)
     deadline_seconds: float
     max_offers: int
+    is_judged: bool = False
+    """By the pool's group judge. Decided at the issue: a changed setting is for later groups."""
     eval_step: int = -1
     """The training step at which an evaluation was due."""
 

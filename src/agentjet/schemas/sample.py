@@ -28,6 +28,8 @@ class SampledCall(Part):
 
     call: str
     agent: str = ""
+    engine: str = ""
+    """Who drew it; empty in samples of before engines were named."""
     num_terms: Annotated[int, Field(ge=0)]
     temperature: float = 1.0
     versions: Annotated[tuple[str, ...], AsTuple]
@@ -36,6 +38,8 @@ class SampledCall(Part):
     """The reply ended by length."""
     is_trained: bool = True
     """False for calls whose log-probs have no valid ratio: their tokens are context only."""
+    reward: float | None = None
+    """Its own, where single calls have rewards."""
 
 
 class MergeReport(Part):
@@ -51,6 +55,11 @@ class MergeReport(Part):
     forks: dict[str, int] = Field(default_factory=dict)
     """Calls by fork cause, `none` left out."""
     num_drifted: int = 0
+
+    @property
+    def compression_ratio(self) -> float:
+        """Calls for each branch; 1 where no call continues another."""
+        return self.num_calls / max(1, self.num_branches)
 
 
 class SlotRecord(Record):

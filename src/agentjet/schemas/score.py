@@ -41,6 +41,8 @@ class Score(Record):
     """Named parts of the reward."""
     agent_rewards: dict[str, float] = Field(default_factory=dict)
     """Rewards of single agents, where the reward function gives them; others take `reward`."""
+    call_rewards: dict[str, float] = Field(default_factory=dict)
+    """Rewards of single calls, the reward function's or else the client's; all calls of a model or none."""
     metrics: dict[str, float] = Field(default_factory=dict)
     calls: dict[str, Annotated[tuple[str, ...], AsTuple]] = Field(default_factory=dict)
     """As in the episode: exactly these are merged."""

@@ -88,7 +88,11 @@ def claim(run: RunId, ticket: TicketId) -> str:
     return f"aj.{run}.claim.{ticket}"
 
 
-def infer(run: RunId, model: str, engine: str = "any") -> str:
+ANY_ENGINE = "any"
+"""Where questions wait that any engine may take; no engine may have this name."""
+
+
+def infer(run: RunId, model: str, engine: str = ANY_ENGINE) -> str:
     """INFER: questions to a model, to any engine or to one."""
     return f"aj.{run}.infer.{model}.{engine}"
 
@@ -106,6 +110,11 @@ def calls_of(run: RunId, ticket: TicketId, attempt: int | None = None, model: st
 def episode(run: RunId, ticket: TicketId) -> str:
     """EPISODES: the end of a ticket."""
     return f"aj.{run}.episode.{ticket}"
+
+
+def episodes_of(run: RunId, group: GroupId) -> str:
+    """EPISODES: the wildcard of a group's ends, of every member and offer."""
+    return f"aj.{run}.episode.{group}.*.*"
 
 
 def judgement(run: RunId, group: GroupId) -> str:
@@ -180,6 +189,11 @@ def authorize_service(run: RunId) -> str:
 def retry_service(run: RunId) -> str:
     """Request subject for groups with dead slots (RetryRequest to RetryReply)."""
     return f"aj.{run}.rpc.retry"
+
+
+def engine_service(run: RunId, model: str, engine: str) -> str:
+    """Request subject of one engine (RoomRequest to RoomGrant)."""
+    return f"aj.{run}.rpc.engine.{model}.{engine}"
 
 
 def offer_service(run: RunId, pool: str) -> str:

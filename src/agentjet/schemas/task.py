@@ -48,6 +48,8 @@ class Ticket(Record):
     """Defaults of the pool; temperature is binding on training calls."""
     pins: dict[str, str] = Field(default_factory=dict)
     """Evaluation: the version of each model that has to answer."""
+    is_judged: bool = False
+    """A group judge scores the group's completed members together, once every slot has settled."""
 
     @property
     def id(self) -> TicketId:

@@ -9,9 +9,13 @@ from agentjet.schemas.record import Record
 
 
 class Weights(Record):
-    """A full snapshot; immutable. Engines ignore versions that LEDGER lacks or has voided."""
+    """A version of a model's weights; immutable. Engines ignore versions that LEDGER lacks or has voided.
+
+    It is to be had as a file (`path`), as the same file on the bus (`is_blob`), or as a patch of another version.
+    """
 
     schema_name = "weights"
+    schema_version = (1, 1)
 
     run: RunId
     model: str
@@ -27,4 +31,9 @@ class Weights(Record):
     host: str = ""
     """Where `path` is local; another host needs the blob or a shared folder."""
     is_blob: bool = False
-    """Whether the bytes are on the bus."""
+    """Whether the whole file is on the bus."""
+    base: str = ""
+    """The version that the patch brings forward; empty: there is none."""
+    patch_sha256: str = ""
+    """Of the patch, on the bus."""
+    patch_bytes: Annotated[int, Field(ge=0)] = 0

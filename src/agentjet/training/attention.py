@@ -1,85 +1,140 @@
 """Ancestor-only attention over a forest, as an attention implementation of unpatched Transformers models.
 
-Tokens stand in preorder, so those from `s` on that lie in one run of the forest see only that run and the ancestors of
-the token at `s`: any ancestor before `s` of a token in the run is an ancestor of `s` as well. The forest is cut into
-equal runs; each attends to its gathered keys under one additive mask that all layers share. One run is the dense mask.
+The forest is cut into runs (`agentjet.training.attention_plan`), and each run attends by plain matrix products to the
+keys that it gathers: the exact pairs but for the triangle of the run itself, and no mask as large as the forest. On CPU
+that is two to three times as fast as the fused kernel; on CUDA a fused kernel takes forests that are computed at once
+(`agentjet.training.flex`). Where the weights of a layer are few they are kept for the backward pass; otherwise they are
+computed again.
 
 Invariants:
 
-- A token attends to itself and its ancestors, nothing else; windows count in depth, as in an unmerged row.
-- The cut depends on the forest's shape only, never on measured time.
+- Gradients of keys that several runs read are summed in float32 or wider.
+- Keys and values may reach back before the tokens that are computed: see `CarriedKeys`.
 - Transformers builds no mask of its own for an implementation it does not know, and none of its guesses about packed
   rows (it reads decreasing position ids so) can apply.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from agentjet.merging import Forest
+from agentjet.training.attention_plan import AttentionPlan, Run
+from agentjet.training.flex import MIN_HEAD_DIM, compiled_kernel, flex_tree_attention
 
 IMPLEMENTATION = "agentjet_tree"
-RUN_LENGTHS = (32, 64, 128, 256, 512)
-"""Candidates for the length of a run, tokens."""
-GATHER_COST = 16
-"""What it costs to gather a key for a run, in query-key pairs."""
-EXPLICIT_ELEMENTS = 2**22
-"""Most attention weights of a layer that are kept for the backward pass on CPU, where that is two to three times as
-fast as the fused kernel."""
+KEPT_PER_TOKEN = 8192
+"""Most attention weights that a token keeps for the backward pass, all heads of a layer together."""
 
 
-@dataclass(slots=True)
-class AttentionPlan:
-    """Which keys each run of queries gathers, and what it may see of them."""
+class CarriedKeys(Protocol):
+    """Keys and values of the whole forest, for a stretch of it that is computed by itself."""
 
-    num_tokens: int
-    run_length: int
-    keys: Tensor
-    """[runs, keys] positions gathered for each run; padded with position 0."""
-    depth_gap: Tensor
-    """[runs, queries, keys] depth of the query less that of the key; -1 where the key is not visible."""
-    _masks: dict[tuple[int, int, torch.dtype], Tensor] = field(default_factory=dict)
+    def extend(self, layer: int, start: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores those of a stretch; returns all [tokens of the forest, heads * head_dim]."""
+        ...
 
-    def mask(self, window: int | None, num_shared: int, dtype: torch.dtype) -> Tensor:
-        """[runs, 1, num_shared * queries, keys] additive, 0 where visible; cached for all layers.
-
-        `window` counts depth; `num_shared` query heads of one key head lie side by side.
-        """
-        key = (window or 0, num_shared, dtype)
-        if key not in self._masks:
-            is_visible = self.depth_gap >= 0
-            if window:
-                is_visible &= self.depth_gap < window
-            # The least number instead of -inf: a tile of keys without a visible one then has no NaN to carry on.
-            hidden = torch.zeros(is_visible.shape, dtype=dtype, device=is_visible.device)
-            self._masks[key] = hidden.masked_fill_(~is_visible, torch.finfo(dtype).min).repeat(1, num_shared, 1)[
-                :, None
-            ]
-        return self._masks[key]
+    def gradients(self, layer: int) -> tuple[Tensor, Tensor]:
+        """What later stretches left for keys and values, to add to; of the same shapes."""
+        ...
 
 
-def plan_attention(forest: Forest, device: torch.device | str = "cpu") -> AttentionPlan:
-    """The cheapest cut of a forest."""
-    segments = _segment_of(forest)
-    candidates = [length for length in RUN_LENGTHS if length < forest.num_tokens]
-    length = min([*candidates, forest.num_tokens], key=lambda length: (_cost(forest, length), length))
-    starts = range(0, forest.num_tokens, length)
-    paths = [_ancestors(forest, segments, start) for start in starts]
-    num_keys = max(map(len, paths)) + length
-    keys = np.zeros((len(paths), num_keys), np.int64)
-    is_real = np.zeros((len(paths), num_keys), bool)
-    queries = np.minimum(np.arange(len(paths) * length), forest.num_tokens - 1).reshape(len(paths), length)
-    for row, (start, path) in enumerate(zip(starts, paths, strict=True)):
-        found = np.concatenate([path, np.arange(start, min(start + length, forest.num_tokens))])
-        keys[row, : len(found)] = found
-        is_real[row, : len(found)] = True
-    gap = _depth_gap(forest, queries, keys, is_real)
-    return AttentionPlan(forest.num_tokens, length, torch.from_numpy(keys).to(device), torch.from_numpy(gap).to(device))
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What does not change between the runs of a layer."""
+
+    plan: AttentionPlan
+    window: int | None
+    num_kv_heads: int
+    scale: float
+    softcap: float | None
+    layer: int
+    carried: CarriedKeys | None
+    keeps_weights: bool
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return self.plan.runs(self.window)
+
+    def queries(self, run: Run, states: Tensor) -> Tensor:
+        """[kv_heads, queries * shared, head_dim] of [tokens, heads, head_dim]: heads that share keys lie together."""
+        places = slice(run.queries.start - self.plan.start, run.queries.stop - self.plan.start)
+        found = states[places].unflatten(1, (self.num_kv_heads, -1)).transpose(0, 1)
+        return found.reshape(self.num_kv_heads, -1, states.shape[-1])
+
+    def put(self, run: Run, found: Tensor, states: Tensor) -> None:
+        """The way back from `queries`."""
+        places = slice(run.queries.start - self.plan.start, run.queries.stop - self.plan.start)
+        target = states[places].unflatten(1, (self.num_kv_heads, -1)).transpose(0, 1)
+        target.copy_(found.view(target.shape))
+
+    def keys(self, run: Run, states: Tensor) -> Tensor:
+        """[kv_heads, keys, head_dim] of [tokens, kv_heads * head_dim]."""
+        found = states[run.keys] if isinstance(run.keys, slice) else states.index_select(0, run.keys)
+        return found.unflatten(1, (self.num_kv_heads, -1)).transpose(0, 1)
+
+    def weights(self, run: Run, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Attention weights [kv_heads, queries * shared, keys], and the capped scores' slope where there is a cap."""
+        scores, slope = queries @ keys.transpose(1, 2), None
+        if self.softcap is not None:
+            share = (scores / self.softcap).tanh_()
+            scores, slope = share * self.softcap, 1 - share.square()
+        mask = self.plan.mask(run, scores.dtype)
+        scores.view(len(scores), len(mask), -1, run.num_keys)[..., run.masked_from :].add_(mask)
+        return scores.softmax(-1), slope
+
+
+class _TreeAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, kind: _Kind) -> Tensor:
+        keys, values = key, value
+        if kind.carried is not None:
+            keys, values = kind.carried.extend(kind.layer, kind.plan.start, key, value)
+        out = torch.empty_like(query)
+        kept: list[Tensor] = []
+        for run in kind.runs:
+            weights, _ = kind.weights(run, kind.queries(run, query) * kind.scale, kind.keys(run, keys))
+            kind.put(run, weights @ kind.keys(run, values), out)
+            if kind.keeps_weights and any(ctx.needs_input_grad):
+                kept.append(weights)
+        ctx.save_for_backward(query, keys, values, *kept)
+        ctx.kind = kind
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        query, keys, values, *kept = ctx.saved_tensors
+        kind: _Kind = ctx.kind
+        grad_query = torch.empty_like(query)
+        if kind.carried is not None:
+            grad_keys, grad_values = kind.carried.gradients(kind.layer)
+        else:
+            wide = torch.promote_types(keys.dtype, torch.float32)
+            grad_keys, grad_values = (torch.zeros_like(keys, dtype=wide) for _ in range(2))
+        for index, run in enumerate(kind.runs):
+            queries, key = kind.queries(run, query) * kind.scale, kind.keys(run, keys)
+            weights, slope = (kept[index], None) if kept else kind.weights(run, queries, key)
+            grad = kind.queries(run, grads[0])
+            _add(run, grad_values, weights.transpose(1, 2) @ grad)
+            step = grad @ kind.keys(run, values).transpose(1, 2)
+            step = torch.ops.aten._softmax_backward_data(step, weights, -1, step.dtype)
+            if slope is not None:
+                step *= slope
+            kind.put(run, (step @ key).mul_(kind.scale), grad_query)
+            _add(run, grad_keys, step.transpose(1, 2) @ queries)
+        own = slice(kind.plan.start, kind.plan.stop) if kind.carried is not None else slice(None)
+        return grad_query, grad_keys[own].to(keys.dtype), grad_values[own].to(keys.dtype), None
+
+
+def _add(run: Run, total: Tensor, part: Tensor) -> None:
+    """Adds [kv_heads, keys, head_dim] to the run's places of [tokens, kv_heads * head_dim]."""
+    flat = part.transpose(0, 1).flatten(1)
+    if isinstance(run.keys, slice):
+        total[run.keys] += flat
+    else:
+        total.index_add_(0, run.keys, flat.to(total.dtype))
 
 
 def tree_attention(
@@ -90,84 +145,38 @@ def tree_attention(
     attention_mask: Tensor | None,
     *,
     tree_plan: AttentionPlan,
+    carried: CarriedKeys | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """[1, heads, tokens, head_dim] queries to [1, tokens, heads, head_dim] outputs.
-
-    Query heads of one key head are laid side by side as further queries, so keys and values are never repeated.
-    """
-    device, num_runs, num_keys = query.device.type, *tree_plan.keys.shape
-    length, num_heads, num_kv_heads, size = tree_plan.run_length, query.shape[1], key.shape[1], query.shape[3]
-    num_shared = num_heads // num_kv_heads
+    """[1, heads, tokens, head_dim] queries to [1, tokens, heads, head_dim] outputs."""
+    device, num_heads, num_kv_heads = query.device.type, query.shape[1], key.shape[1]
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
-    padding = num_runs * length - tree_plan.num_tokens
-    queries = pad(query[0].to(dtype), (0, 0, 0, padding)).view(num_kv_heads, num_shared, num_runs, length, size)
-    queries = queries.permute(2, 0, 1, 3, 4).reshape(num_runs, num_kv_heads, num_shared * length, size)
-    keys, values = key.to(dtype), value.to(dtype)
-    if num_runs > 1:
-        flat = tree_plan.keys.view(-1)
-        keys, values = (
-            states[0].index_select(1, flat).view(num_kv_heads, num_runs, num_keys, size).transpose(0, 1)
-            for states in (keys, values)
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    query, key, value = (states.to(dtype) for states in (query, key, value))
+    if device == "cuda" and carried is None and query.shape[3] >= MIN_HEAD_DIM:
+        out = flex_tree_attention(
+            compiled_kernel(), query, key, value, tree_plan, scale=scale, window=sliding_window, softcap=softcap
         )
-    mask = tree_plan.mask(sliding_window, num_shared, dtype)
-    scale = size**-0.5 if scaling is None else scaling
-    if device == "cpu" and num_heads * mask[0, 0, :length].numel() * num_runs <= EXPLICIT_ELEMENTS:
-        with torch.autocast(device, enabled=False):
-            scores = (queries * scale) @ keys.transpose(-1, -2)
-            out = (scores + mask).softmax(-1) @ values
-    else:
-        out = scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
-    out = out.view(num_runs, num_heads, length, size).transpose(1, 2).reshape(1, num_runs * length, num_heads, size)
-    return out[:, : tree_plan.num_tokens], None
+        return out.transpose(1, 2), None
+    queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
+    kind = _Kind(
+        plan=tree_plan,
+        window=sliding_window,
+        num_kv_heads=num_kv_heads,
+        scale=scale,
+        softcap=softcap,
+        layer=getattr(module, "layer_idx", 0),
+        carried=carried,
+        keeps_weights=softcap is None
+        and num_heads * tree_plan.num_pairs(sliding_window) <= KEPT_PER_TOKEN * tree_plan.num_tokens,
+    )
+    with torch.autocast(device, enabled=False):
+        out: Tensor = _TreeAttention.apply(queries, keys.flatten(1), values.flatten(1), kind)  # type: ignore[assignment]
+    return out[None], None
 
 
 AttentionInterface.register(IMPLEMENTATION, tree_attention)
-
-
-def _segment_of(forest: Forest) -> npt.NDArray[np.int64]:
-    """[tokens] the segment of each token."""
-    return np.repeat(np.arange(len(forest.segments)), [len(segment.ids) for segment in forest.segments])
-
-
-def _cost(forest: Forest, length: int) -> int:
-    """Of a cut into runs, in query-key pairs, padding included."""
-    starts = np.arange(0, forest.num_tokens, length)
-    num_keys = int(forest.depths[starts].max()) + length
-    gathered = len(starts) * num_keys * GATHER_COST if len(starts) > 1 else 0
-    return len(starts) * length * num_keys + gathered
-
-
-def _ancestors(forest: Forest, segments: npt.NDArray[np.int64], position: int) -> npt.NDArray[np.int64]:
-    """Positions of the ancestors of a token, root first."""
-    index = int(segments[position])
-    runs = [np.arange(forest.starts[index], position)]
-    while (index := forest.segments[index].parent) >= 0:
-        runs.append(forest.starts[index] + np.arange(len(forest.segments[index].ids)))
-    return np.concatenate(runs[::-1])
-
-
-def _depth_gap(
-    forest: Forest, queries: npt.NDArray[np.int64], keys: npt.NDArray[np.int64], is_real: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.int32]:
-    """[runs, queries, keys] depth of the query less that of the key; -1 where the key is no ancestor or padding."""
-    # In preorder a token's subtree is one run: k is an ancestor of q, or q itself, when k <= q < end of k's subtree.
-    ends = _subtree_ends(forest)
-    is_ancestor = (
-        (keys[:, None] <= queries[:, :, None]) & (queries[:, :, None] < ends[keys][:, None]) & is_real[:, None]
-    )
-    gap = forest.depths[queries][:, :, None] - forest.depths[keys][:, None]
-    return np.where(is_ancestor, gap, -1).astype(np.int32)
-
-
-def _subtree_ends(forest: Forest) -> npt.NDArray[np.int64]:
-    """[tokens] position after the last descendant of each token."""
-    ends = [int(start) + len(segment.ids) for start, segment in zip(forest.starts, forest.segments, strict=True)]
-    for index in range(len(ends) - 1, -1, -1):
-        parent = forest.segments[index].parent
-        if parent >= 0:
-            ends[parent] = max(ends[parent], ends[index])
-    return np.array(ends, np.int64)[_segment_of(forest)]

@@ -41,6 +41,7 @@ class BatchSource:
             "straggler_bound": learner.straggler_bound,
             "min_group": algorithm.min_group,
             "drop_constant_groups": algorithm.drop_constant_groups,
+            "credits_calls": algorithm.credit == "call",
         }
         self.fold = LearnerFold.from_dict(state, **settings) if state else LearnerFold(**settings)
         self._samples: dict[SlotId, Sample] = {}
@@ -75,6 +76,10 @@ class BatchSource:
         samples = [[self._samples[member.slot] for member in group.members] for group in batch.groups]
         self._forget({group.group for group in batch.groups})
         return SampleBatch(batch, samples)
+
+    def waiting(self) -> list[Sample]:
+        """Samples that no batch has taken yet."""
+        return list(self._samples.values())
 
     def _forget(self, groups: set[str]) -> None:
         for slot in [slot for slot, sample in self._samples.items() if sample.group in groups]:

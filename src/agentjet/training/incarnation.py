@@ -6,17 +6,14 @@ Invariants (DESIGN, accounting 9 and 10):
   conflicts, and voids the steps after its base checkpoint.
 - Which samples make a batch is a function of the log (`LearnerFold`); a step is written to LEDGER before its weights
   are published, and its checkpoint before the record that names it.
-- A restart takes the newest verified checkpoint that LEDGER has not voided and that is still whole, and feeds the fold
-  from its cursor on.
+- A restart feeds the fold from its base's cursor on (`Restoration`).
 
-It does not know how a step is computed (`Trainer`).
+It does not know how a step is computed (`Trainer`), nor how a base is found.
 """
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
@@ -25,23 +22,22 @@ from agentjet.accounting.ledger import CurriculumView, LedgerView
 from agentjet.bus.ledger import LedgerChain
 from agentjet.bus.presence import has_ended, live_actors
 from agentjet.bus.protocol import Bus, StoredMessage
-from agentjet.bus.record import read, read_as
+from agentjet.bus.record import read
 from agentjet.config import SwarmSettings
 from agentjet.config.load import config_digest
 from agentjet.config.place import RunPlace
-from agentjet.durable.manifest import set_aside, versions_in
-from agentjet.errors import BusError, CheckpointDamagedError, CheckpointError, FencedError, TrainingDivergedError
+from agentjet.errors import BusError, FencedError, TrainingDivergedError
 from agentjet.schemas import subject
-from agentjet.schemas.checkpoint import Checkpoint
 from agentjet.schemas.ids import RunId, Version
 from agentjet.schemas.ledger import GroupDrop, LearnerStart, LearnerStep
 from agentjet.schemas.presence import Presence, Waiting
 from agentjet.schemas.sample import SlotRecord
 from agentjet.schemas.subject import Stream, stream_name
+from agentjet.training.agreement_watch import AgreementWatch
 from agentjet.training.batch_source import BatchSource, SampleBatch
 from agentjet.training.publisher import WeightsPublisher
-from agentjet.training.replay import make_trainer
-from agentjet.training.state import load_state, save_state
+from agentjet.training.restoration import Restoration, sample_digest
+from agentjet.training.state import save_state
 from agentjet.training.trainer import StepResult, Trainer
 
 log = structlog.get_logger(__name__)
@@ -51,8 +47,6 @@ T = TypeVar("T")
 PREDECESSOR_SECONDS = 12.0
 """How long a predecessor's heartbeat may linger before it counts as alive."""
 PUBLISH_AGAIN_SECONDS = 3.0
-VERIFY_SECONDS = 60.0
-"""How long a checkpoint on disk may take to be verified."""
 
 
 class Incarnation:
@@ -66,11 +60,11 @@ class Incarnation:
         self._view = LedgerView()
         self._source = BatchSource(self._of.learner, self._of.algorithm)
         self._curriculum = CurriculumView()
-        self._position_digest = ""
         self._number = 0
         self._step = 0
         self._saved_step = -1
         self._trainer: Trainer | None = None
+        self._watch: AgreementWatch | None = None
         self._publisher = WeightsPublisher(bus, run, model, self._of.learner, self._place.weights(model))
         self._metrics: dict[str, float] = {}
         self._wait = Waiting(what="its model to load", since=time.time())
@@ -80,8 +74,12 @@ class Incarnation:
         return [self._wait]
 
     def metrics(self) -> dict[str, float]:
-        """Those of the newest step."""
-        return dict(self._metrics)
+        """Those of the newest step, and of the newest comparison with the engines."""
+        return self._metrics | (self._watch.metrics() if self._watch else {})
+
+    def problems(self) -> list[str]:
+        """Engines that disagree with it."""
+        return self._watch.problems() if self._watch else []
 
     async def run(self) -> None:
         """Learn until cancelled; a finished run is kept ready to go on.
@@ -117,8 +115,10 @@ class Incarnation:
         """Read the ledger, restore the base, append the start, publish the head."""
         for sequence, record in await self._chain.load():
             self._view.apply(sequence, record)
-        base = await self._restore()
-        await self._check_log(base)
+        base = await Restoration(self._bus, self._run, self._model, self._settings, self._view, self._say).base()
+        self._trainer, self._source = base.trainer, base.source
+        self._watch = AgreementWatch(self._model, self._of.agreement, base.trainer)
+        self._step = self._saved_step = base.step
         self._number = self._view.incarnation + 1
         start = LearnerStart(
             run=self._run,
@@ -126,91 +126,13 @@ class Incarnation:
             incarnation=self._number,
             writer=self._name,
             base_step=self._step,
-            base_checkpoint=base.version if base else "",
+            base_checkpoint=base.checkpoint.version if base.checkpoint else "",
             cursor=self._source.fold.cursor,
-            position_digest=await self._digest_at(self._source.fold.position),
+            position_digest=await sample_digest(self._bus, self._run, self._source.fold.position),
             config_digest=config_digest(self._settings),
             fold_digest=self._source.fold.digest(),
         )
         await self._publish(await self._append(start))
-
-    async def _restore(self) -> Checkpoint | None:
-        """Make the trainer, from the newest whole checkpoint; what was damaged since it was verified is set aside."""
-        while True:
-            base = await self._base()
-            self._say("its model to load")
-            try:
-                self._trainer = await asyncio.to_thread(self._make_trainer, base)
-                return base
-            except CheckpointDamagedError as error:
-                if base is None:
-                    raise
-                aside = await asyncio.to_thread(_out_of_the_way, Path(base.path))
-                log.warning(
-                    "a checkpoint is damaged and was set aside; starting from an older one",
-                    version=base.version,
-                    error=str(error),
-                    path=str(aside),
-                )
-
-    async def _base(self) -> Checkpoint | None:
-        """The newest verified checkpoint whose step stands in LEDGER; a newer one on disk is waited for."""
-        give_up = time.monotonic() + VERIFY_SECONDS
-        while True:
-            base = await self._newest_verified()
-            written = await asyncio.to_thread(self._newest_written)
-            if written is None or (base is not None and Version.parse(base.version) >= written):
-                return base
-            if time.monotonic() > give_up:
-                log.warning("a checkpoint was never verified; starting from an older one", version=str(written))
-                return base
-            self._say(f"checkpoint {written} to be verified", unblocked_by="the checkpoint actor")
-            await asyncio.sleep(0.2)
-
-    async def _newest_verified(self) -> Checkpoint | None:
-        name, of = stream_name(self._run, Stream.CHECKPOINTS), subject.checkpoints_of(self._run, self._model)
-        stored = await self._bus.last_many(name, [of])
-        records = [await read_as(Checkpoint, self._bus, self._run, Stream.CHECKPOINTS, one) for one in stored.values()]
-        usable = [one for one in records if self._view.is_valid(Version.parse(one.version)) and _exists(one)]
-        return max(usable, key=lambda one: Version.parse(one.version), default=None)
-
-    def _newest_written(self) -> Version | None:
-        written = versions_in(self._place.checkpoints(self._model))
-        return max((version for version in written if self._view.is_valid(version)), default=None)
-
-    def _make_trainer(self, base: Checkpoint | None) -> Trainer:
-        trainer = make_trainer(self._settings, self._model)
-        if base is not None:
-            extra = load_state(trainer, Path(base.path))
-            self._source = BatchSource(self._of.learner, self._of.algorithm, extra["fold"])
-            self._step = self._saved_step = int(extra["step"])
-            self._position_digest = str(extra["position_digest"])
-        return trainer
-
-    async def _check_log(self, base: Checkpoint | None) -> None:
-        """A log that lost its end (power loss), or was purged beyond the base, does not fit the base any more."""
-        position, cursor = self._source.fold.position, max(self._source.fold.cursor, 1)
-        info = await self._bus.stream_info(stream_name(self._run, Stream.SAMPLES))
-        if info.first_sequence > cursor:
-            start = f"checkpoint {base.version}" if base else "its first weights"
-            raise CheckpointError(
-                f"model {self._model} would start from {start}, but the samples {cursor} to {info.first_sequence - 1} "
-                f"after it were purged; bring the newer checkpoints back to {self._place.checkpoints(self._model)}, or "
-                "start a new run from one of them"
-            )
-        if base is None:
-            return
-        found = await self._digest_at(position)
-        if info.last_sequence < position or (found and found != self._position_digest):
-            raise FencedError(
-                f"SAMPLES does not hold record {position}, which checkpoint {base.version} has seen: the log lost its "
-                "end; start a new run from the checkpoint's weights, or restore the server's data"
-            )
-
-    async def _digest_at(self, sequence: int) -> str:
-        """sha256 of a SAMPLES record's body; empty when it is purged."""
-        message = await self._bus.get(stream_name(self._run, Stream.SAMPLES), sequence) if sequence > 0 else None
-        return hashlib.sha256(message.payload).hexdigest() if message else ""
 
     async def _read_samples(self, feed: "asyncio.Queue[StoredMessage | None]") -> None:
         name, of = stream_name(self._run, Stream.SAMPLES), subject.samples_of(self._run, self._model)
@@ -280,9 +202,10 @@ class Incarnation:
         self._say(f"step {self._step + 1} to be computed", unblocked_by="this learner")
         started = time.monotonic()
         batch = ready.batch
+        agreement = await self._compare_engines(ready)
         result: StepResult = await asyncio.to_thread(self._trainer.step, ready.samples, policy_step=self._step)
         self._step += 1
-        metrics = {**result.metrics, "step_seconds": time.monotonic() - started}
+        metrics = {**result.metrics, **agreement, "step_seconds": time.monotonic() - started}
         record = LearnerStep(
             run=self._run,
             model=self._model,
@@ -302,6 +225,17 @@ class Incarnation:
         every = self._settings.checkpoint.every_steps
         if every and self._step % every == 0:
             await self._save()
+
+    async def _compare_engines(self, ready: SampleBatch) -> dict[str, float]:
+        """Where that is due; samples of later batches help where this one was drawn with older weights."""
+        assert self._watch is not None
+        if not self._watch.is_due(self._step):
+            return {}
+        now = Version(self._number, self._step)
+        samples = [*(sample for group in ready.samples for sample in group), *self._source.waiting()]
+        return await asyncio.to_thread(
+            self._watch.compare, samples, self._step, lambda version: self._view.is_same(Version.parse(version), now)
+        )
 
     def _give_up_on_nonfinite(self) -> None:
         assert self._trainer is not None
@@ -344,7 +278,7 @@ class Incarnation:
             "version": str(Version(self._number, self._step)),
             "cursor": self._source.fold.cursor,
             "ledger_sequence": self._head_sequence,
-            "position_digest": await self._digest_at(self._source.fold.position),
+            "position_digest": await sample_digest(self._bus, self._run, self._source.fold.position),
             "fold": self._source.fold.to_dict(),
         }
         folder = self._place.checkpoints(self._model) / str(Version(self._number, self._step))
@@ -374,12 +308,3 @@ async def finish(work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait({task})
         task.result()
         raise
-
-
-def _out_of_the_way(folder: Path) -> Path | None:
-    """Its new name; None when the whole folder is gone, as after pruning."""
-    return set_aside(folder) if folder.is_dir() else None
-
-
-def _exists(checkpoint: Checkpoint) -> bool:
-    return Path(checkpoint.path).is_dir()

@@ -1,15 +1,20 @@
 """A learner's new weights on their way to the engines.
 
-The snapshot is stored before the record that names it, under a name that is never used again. Which route it takes
-(`LearnerSettings.weights_route`): a file on a path that the engines share, or chunks over the bus. An engine elsewhere
-that starts after a version went out as a file finds its chunks as soon as the learner has seen it (`serve_late`).
+What carries a version is stored before the record that names it, under a name that is never used again. Which route it
+takes (`LearnerSettings.weights_route`): a file on a path that the engines share, or the bus. Over the bus a version
+goes out as a patch of the version before it, as long as that one is to be had there; whole every `snapshot_every`
+versions, as a learner's first, and where a patch would be half as large. An engine elsewhere that starts after a
+version went out as a file finds it on the bus as soon as the learner has seen the engine (`serve_late`).
 """
 
 import asyncio
 import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import structlog
 
 from agentjet.bus.blob import put_file
@@ -17,9 +22,12 @@ from agentjet.bus.presence import live_actors
 from agentjet.bus.protocol import Bus
 from agentjet.bus.record import put_once
 from agentjet.config import LearnerSettings
-from agentjet.errors import BusError
+from agentjet.delivery.acknowledgement import oldest_acknowledged
+from agentjet.delivery.patch import changed_ratio, encode_patch
+from agentjet.errors import BusError, PatchError
 from agentjet.schemas import subject
 from agentjet.schemas.ids import RunId, Version
+from agentjet.schemas.presence import Presence
 from agentjet.schemas.subject import Stream, stream_name
 from agentjet.schemas.weights import Weights
 from agentjet.training.snapshot import Snapshot
@@ -27,6 +35,8 @@ from agentjet.training.snapshot import Snapshot
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 3.0
+_LARGEST_PATCH_RATIO = 0.5
+"""Of the whole file: a larger patch is not worth its time."""
 
 
 class WeightSource(Protocol):
@@ -37,26 +47,42 @@ class WeightSource(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A version that went out."""
+
+    version: Version
+    path: Path
+    """The learner's own file."""
+    sha256: str
+    is_on_bus: bool
+    """Whole, or as patches since a whole one."""
+    num_patches: int = 0
+    """Since the newest version that is on the bus whole."""
+    base: str = ""
+    patch_sha256: str = ""
+    patch_bytes: int = 0
+
+
 class WeightsPublisher:
     """Publishes the versions of one model."""
 
     def __init__(self, bus: Bus, run: RunId, model: str, settings: LearnerSettings, folder: Path) -> None:
         self._bus, self._run, self._model = bus, run, model
         self._settings, self._folder = settings, folder
-        self._newest: Weights | None = None
-        self._is_on_bus = False
+        self._stream, self._prefix = stream_name(run, Stream.WEIGHTS), subject.blob(run, "weights")
+        self._newest: Sent | None = None
 
     async def publish(self, version: Version, ledger_sequence: int, source: WeightSource) -> Weights:
-        """Write the snapshot, then its record; older snapshots beyond `keep_weights` are removed.
+        """Write the snapshot, send it, then its record; older snapshots that nobody needs are removed.
 
         Raises OSError when the folder can not be written, BusError when the bus can not take it.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{version}.safetensors"
         snapshot = await asyncio.to_thread(source.engine_weights, path)
-        over_bus = await self._is_over_bus()
-        if over_bus:
-            await self._put(path, snapshot.sha256)
+        engines = await self._engines()
+        sent = await self._send(version, path, snapshot, over_bus=self._is_over_bus(engines))
         record = Weights(
             run=self._run,
             model=self._model,
@@ -65,16 +91,52 @@ class WeightsPublisher:
             dtype=snapshot.dtype,
             num_bytes=snapshot.num_bytes,
             sha256=snapshot.sha256,
-            path=str(path),
+            path="" if self._settings.weights_route == "bus" else str(path),
             host=socket.gethostname(),
-            is_blob=over_bus,
+            is_blob=sent.is_on_bus and sent.num_patches == 0,
+            base=sent.base,
+            patch_sha256=sent.patch_sha256,
+            patch_bytes=sent.patch_bytes,
         )
         await put_once(
             self._bus, self._run, Stream.WEIGHTS, subject.weights(self._run, self._model, str(version)), record
         )
-        self._newest, self._is_on_bus = record, over_bus
-        self._prune(path)
+        self._newest = sent
+        self._prune(path, engines)
         return record
+
+    async def _send(self, version: Version, path: Path, snapshot: Snapshot, *, over_bus: bool) -> Sent:
+        """Put on the bus what leads to a version there."""
+        sent = Sent(version, path, snapshot.sha256, is_on_bus=over_bus)
+        if not over_bus:
+            return sent
+        patch = await asyncio.to_thread(self._patch, path, snapshot)
+        if patch is not None and (base := self._newest) is not None:
+            sent = replace(
+                sent,
+                num_patches=(base.num_patches + 1) % self._settings.snapshot_every,
+                base=str(base.version),
+                patch_sha256=await self._bus.put_blob(self._stream, self._prefix, patch),
+                patch_bytes=len(patch),
+            )
+        if sent.num_patches == 0:
+            await put_file(self._bus, self._stream, self._prefix, path, snapshot.sha256)
+        return sent
+
+    def _patch(self, path: Path, snapshot: Snapshot) -> bytes | None:
+        """From the newest version to this one; None when that is not to be had, or not worth it."""
+        newest = self._newest
+        if newest is None or not newest.is_on_bus:
+            return None
+        try:
+            base, new = (np.memmap(one, np.uint8, "r") for one in (newest.path, path))
+            if changed_ratio(base, new) > _LARGEST_PATCH_RATIO:
+                return None
+            patch = encode_patch(base, new, base_sha256=newest.sha256, sha256=snapshot.sha256)
+        except (OSError, PatchError, ValueError) as error:
+            log.warning("no patch can be made; weights go out whole", base=str(newest.version), error=str(error))
+            return None
+        return patch if len(patch) <= _LARGEST_PATCH_RATIO * snapshot.num_bytes else None
 
     async def serve_late(self) -> None:
         """For ever: put the newest version on the bus when an engine has come that can not see the file."""
@@ -88,30 +150,34 @@ class WeightsPublisher:
     async def look(self) -> None:
         """One look for such an engine. Raises as `publish`."""
         newest = self._newest
-        if newest is None or self._is_on_bus or not await self._is_over_bus():
+        if newest is None or newest.is_on_bus or not self._is_over_bus(await self._engines()):
             return
-        await self._put(Path(newest.path), newest.sha256)
-        self._is_on_bus = self._newest is newest
+        await put_file(self._bus, self._stream, self._prefix, newest.path, newest.sha256)
+        if self._newest is newest:
+            self._newest = replace(newest, is_on_bus=True)
 
-    async def _put(self, path: Path, sha256: str) -> None:
-        await put_file(
-            self._bus, stream_name(self._run, Stream.WEIGHTS), subject.blob(self._run, "weights"), path, sha256
-        )
-
-    async def _is_over_bus(self) -> bool:
-        if self._settings.weights_route != "auto":
-            return self._settings.weights_route == "bus"
+    async def _engines(self) -> list[Presence]:
+        """Live engines of the model; none while the bus is away."""
         try:
             engines = await live_actors(self._bus, self._run, "inference")
         except BusError:
-            return False
-        return any(self._model in engine.models and engine.host != socket.gethostname() for engine in engines)
+            return []
+        return [engine for engine in engines if self._model in engine.models]
 
-    def _prune(self, newest: Path) -> None:
-        """An engine that is reading a removed file keeps its open handle; a killed learner's half of one goes too."""
+    def _is_over_bus(self, engines: Sequence[Presence]) -> bool:
+        if self._settings.weights_route != "auto":
+            return self._settings.weights_route == "bus"
+        return any(engine.host != socket.gethostname() for engine in engines)
+
+    def _prune(self, newest: Path, engines: Sequence[Presence]) -> None:
+        """What a live engine may be loading stays, up to `weights_gib`; a killed learner's half of a file goes."""
         for leftover in self._folder.glob(".*.partial"):
             leftover.unlink(missing_ok=True)
-        files = sorted(self._folder.glob("*.safetensors"), key=lambda file: Version.parse(file.stem))
-        for old in files[: -self._settings.keep_weights]:
-            if old != newest:
+        acknowledged = oldest_acknowledged(engines, self._model)
+        room = self._settings.weights_gib * 2**30
+        files = sorted(self._folder.glob("*.safetensors"), key=lambda file: Version.parse(file.stem), reverse=True)
+        for old in files[self._settings.keep_weights :]:
+            room -= old.stat().st_size
+            is_awaited = acknowledged is not None and Version.parse(old.stem) > acknowledged
+            if old != newest and (room < 0 or not is_awaited):
                 old.unlink(missing_ok=True)

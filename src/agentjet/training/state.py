@@ -29,7 +29,7 @@ from agentjet.training.trainer import Trainer
 WEIGHTS, MOMENTS, RANDOM = "model.safetensors", "optimizer.safetensors", "random.safetensors"
 MODEL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 """What a model folder holds beside its weights."""
-FORMAT = 1
+FORMAT = 2
 
 
 def save_state(trainer: Trainer, folder: Path, extra: Mapping[str, Any]) -> tuple[FileDigest, ...]:
@@ -54,6 +54,7 @@ def save_state(trainer: Trainer, folder: Path, extra: Mapping[str, Any]) -> tupl
             "architecture": _architecture(trainer),
             "num_updates": trainer.optimizer.num_updates,
             "num_skipped_in_a_row": trainer.num_skipped_in_a_row,
+            "reference": trainer.reference_digest,
             "extra": dict(extra),
         }
         (partial / STATE).write_text(json.dumps(state, sort_keys=True))
@@ -74,7 +75,9 @@ def load_state(trainer: Trainer, folder: Path) -> dict[str, Any]:
 
     Raises:
         CheckpointDamagedError: Incomplete or changed since it was written.
-        CheckpointError: Unreadable, or of another architecture. In either case the trainer must not be used.
+        CheckpointError: Unreadable, of another architecture, or trained against another reference.
+
+    After an error the trainer must not be used.
     """
     verify_files(folder)
     try:
@@ -87,6 +90,7 @@ def load_state(trainer: Trainer, folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder} has format {state.get('format')}, this AgentJet reads {FORMAT}")
     if state["architecture"] != _architecture(trainer):
         raise CheckpointError(f"{folder} holds a {state['architecture']}, the run trains a {_architecture(trainer)}")
+    _check_reference(trainer, folder, state["reference"])
     with torch.no_grad():
         for name, weight in trainer.model.named_parameters():
             weight.copy_(weights[name])
@@ -97,6 +101,15 @@ def load_state(trainer: Trainer, folder: Path) -> dict[str, Any]:
     if "cuda" in random and torch.cuda.is_available():
         torch.cuda.set_rng_state(random["cuda"])
     return state["extra"]
+
+
+def _check_reference(trainer: Trainer, folder: Path, saved: str) -> None:
+    """A divergence that changes its reference midway would pull to two places; one that starts or ends is a choice."""
+    if saved and trainer.reference_digest and saved != trainer.reference_digest:
+        raise CheckpointError(
+            f"{folder} was trained against a reference with digest {saved[:12]}, but {trainer.model_path} has "
+            f"{trainer.reference_digest[:12]}; bring the model's first weights back there, or start a new run"
+        )
 
 
 def _remove_leftovers(parent: Path) -> None:

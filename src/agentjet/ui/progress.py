@@ -259,7 +259,8 @@ def _ratio_texts(points: Sequence[StepPoint]) -> list[tuple[str, str]]:
 
 
 def _eval_text(point: EvalPoint) -> str:
-    reward = "" if point.reward_mean is None else f"reward {point.reward_mean:.3f}"
+    none = "no episode was scored, see `agentjet dead ls`" if point.is_complete else ""
+    reward = none if point.reward_mean is None else f"reward {point.reward_mean:.3f}"
     shares = [f"{plain_name(name)} {value:.0%}" for name, value in point.metrics.items() if name.endswith("_ratio")]
     progress = "" if point.is_complete else f"{point.num_closed} of {point.num_slots} played"
     return "  ".join(part for part in (f"at step {point.step}:", reward, *shares, progress) if part)

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentjet.accounting.ledger import CurriculumView, LedgerView
+from agentjet.accounting.ledger import LedgerView
 from agentjet.bus.presence import live_actors
 from agentjet.bus.protocol import Bus, ConsumerPlace, StreamInfo
-from agentjet.bus.record import read
 from agentjet.errors import BusError
 from agentjet.schemas.ids import RunId, Version
 from agentjet.schemas.presence import Presence
-from agentjet.schemas.subject import CURRICULUM, Stream, stream_name
+from agentjet.schemas.subject import Stream, stream_name
 from agentjet.ui.duration import duration
+from agentjet.ui.ledger import read_ledgers
 
 FULL_RATIO = 0.8
 """Fill of a stream from which on it is reported."""
@@ -46,6 +46,8 @@ class Facts:
     """For each trained model that is known."""
     finish_reason: str | None = None
     """Why the run issues nothing more."""
+    unknown: tuple[str, ...] = ()
+    """Ledger records that this AgentJet can not read: what comes after them in their chain is not counted."""
     oldest: Mapping[Stream, Mapping[str, float]] = field(default_factory=dict)
     """When the oldest message was stored that a durable consumer has not settled."""
 
@@ -110,6 +112,10 @@ class ModelStatus:
     """Live engines and the version each serves."""
     staleness_steps: int | None
     """Steps by which the oldest engine is behind; None without engines."""
+    agreement_nats: float | None
+    """Mean difference between the log-probs of engines and learner; None while they were not compared."""
+    agreement_step: int | None
+    """Step before which they were compared last: long ago where no token of the learner's own weights comes in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +136,7 @@ async def fetch(bus: Bus, run: RunId, *, now: float | None = None) -> Facts:
     """Read presence, streams and ledger of a run."""
     presences = tuple(await live_actors(bus, run))
     streams = dict(zip(Stream, await asyncio.gather(*(_stream(bus, run, one) for one in Stream)), strict=True))
-    curriculum, ledgers = await _ledgers(bus, run)
+    ledgers = await read_ledgers(bus, run)
     oldest = {stream: await _oldest(bus, info) for stream, info in streams.items() if info is not None}
     return Facts(
         run=run,
@@ -138,8 +144,9 @@ async def fetch(bus: Bus, run: RunId, *, now: float | None = None) -> Facts:
         presences=presences,
         streams={stream: info for stream, info in streams.items() if info is not None},
         oldest=oldest,
-        ledgers=ledgers,
-        finish_reason=curriculum.finish.reason if curriculum.finish else None,
+        ledgers=ledgers.learners,
+        unknown=ledgers.unknown,
+        finish_reason=ledgers.curriculum.finish.reason if ledgers.curriculum.finish else None,
     )
 
 
@@ -168,27 +175,12 @@ async def _first_time(bus: Bus, stream: str, place: ConsumerPlace) -> float | No
     return None
 
 
-async def _ledgers(bus: Bus, run: RunId) -> tuple[CurriculumView, dict[str, LedgerView]]:
-    curriculum, ledgers = CurriculumView(), dict[str, LedgerView]()
-    name = stream_name(run, Stream.LEDGER)
-    if name not in await bus.stream_names(name):
-        return curriculum, ledgers
-    async for message in bus.scan(name):
-        record = await read(bus, run, Stream.LEDGER, message)
-        who = message.subject.rpartition(".")[2]
-        view = curriculum if who == CURRICULUM else ledgers.setdefault(who, LedgerView())
-        view.apply(message.sequence, record)
-    for model in curriculum.models:
-        ledgers.setdefault(model, LedgerView())
-    return curriculum, ledgers
-
-
 def assess(facts: Facts) -> Status:
     """What the facts say."""
     actors = tuple(_actor(presence, facts.now) for presence in facts.presences)
     streams = tuple(_stream_status(info, facts, stream) for stream, info in facts.streams.items())
     models = tuple(_model(name, facts) for name in _model_names(facts))
-    problems = tuple(_problems(facts, streams, models))
+    problems = tuple(_problems(facts, models))
     return Status(facts.run, facts.now, facts.finish_reason, problems, actors, streams, models)
 
 
@@ -217,13 +209,17 @@ def _stream_status(info: StreamInfo, facts: Facts, stream: Stream) -> StreamStat
         num_messages=info.num_messages,
         num_bytes=info.num_bytes,
         max_bytes=info.max_bytes,
-        fill_ratio=info.num_bytes / info.max_bytes if info.max_bytes > 0 else 0.0,
+        fill_ratio=_fill(info),
         first_sequence=info.first_sequence,
         last_sequence=info.last_sequence,
         age_seconds=max(0.0, now - info.last_time) if info.last_time else None,
         consumers=dict(info.consumers),
         waiting_seconds={name: max(0.0, now - time) for name, time in facts.oldest.get(stream, {}).items()},
     )
+
+
+def _fill(info: StreamInfo) -> float:
+    return info.num_bytes / info.max_bytes if info.max_bytes > 0 else 0.0
 
 
 def _model_names(facts: Facts) -> list[str]:
@@ -235,15 +231,19 @@ def _model(name: str, facts: Facts) -> ModelStatus:
     view = facts.ledgers.get(name, LedgerView())
     engines = {one.name: str(one.info.get("version", "")) for one in _live(facts, "inference", name)}
     steps = [version.step for version in map(_parsed, engines.values()) if version is not None]
+    learners = _live(facts, "learner", name)
+    metrics = learners[0].metrics if learners else {}
     return ModelStatus(
         name=name,
         step=view.num_steps,
         version=str(view.head) if view.head else "",
         incarnation=view.incarnation,
         num_dropped_groups=view.num_dropped,
-        num_learners=len(_live(facts, "learner", name)),
+        num_learners=len(learners),
         engines=engines,
         staleness_steps=max(0, view.num_steps - min(steps)) if steps else None,
+        agreement_nats=metrics.get("agreement_mean_nats"),
+        agreement_step=int(metrics["agreement_step"]) if "agreement_step" in metrics else None,
     )
 
 
@@ -258,14 +258,20 @@ def _live(facts: Facts, actor: str, model: str | None = None) -> list[Presence]:
     return [one for one in facts.presences if one.actor == actor and (model is None or model in one.models)]
 
 
-def _problems(facts: Facts, streams: Sequence[StreamStatus], models: Sequence[ModelStatus]) -> Iterator[str]:
-    for stream in streams:
-        if stream.fill_ratio >= FULL_RATIO:
+def _problems(facts: Facts, models: Sequence[ModelStatus]) -> Iterator[str]:
+    for stream, info in facts.streams.items():
+        fill = _fill(info)
+        # EVENTS drops its oldest by itself, and holds nobody up.
+        if fill >= FULL_RATIO and stream is not Stream.EVENTS:
             yield (
-                f"stream {stream.name} is {stream.fill_ratio:.0%} full: nothing more is issued until it is purged; "
-                "raise streams.max_gib or save checkpoints more often"
+                f"stream {info.name} is {fill:.0%} full: nothing more is issued above streams.admission_stop_ratio "
+                "until it is purged; raise streams.max_gib or save checkpoints more often"
             )
+    yield from facts.unknown
     if facts.finish_reason is not None:
+        return
+    if not facts.presences:
+        yield "no actor is alive: the run is stopped, and `agentjet up` goes on with it"
         return
     yield from dict.fromkeys(problem for one in facts.presences for problem in one.problems)
     for model in models:

@@ -40,7 +40,7 @@ def _table(*columns: str) -> Table:
 
 
 def _models(models: tuple[ModelStatus, ...]) -> Table:
-    table = _table("model", "step>", "version", "learner", "engines", "behind>", "dropped groups>")
+    table = _table("model", "step>", "version", "learner", "engines", "behind>", "differ by>", "dropped groups>")
     for model in models:
         engines = ", ".join(f"{name} ({version or 'loading'})" for name, version in model.engines.items())
         table.add_row(
@@ -50,9 +50,17 @@ def _models(models: tuple[ModelStatus, ...]) -> Table:
             "attached" if model.num_learners else "none",
             engines or "none",
             "-" if model.staleness_steps is None else str(model.staleness_steps),
+            _agreement(model),
             str(model.num_dropped_groups),
         )
     return table
+
+
+def _agreement(model: ModelStatus) -> str:
+    """How far engines and learner lie apart, and how old that is."""
+    if model.agreement_nats is None:
+        return "not compared"
+    return f"{model.agreement_nats:.1e} nats (step {model.agreement_step})"
 
 
 def _actors(actors: tuple[ActorStatus, ...]) -> Table:

@@ -50,8 +50,10 @@ class Zygote:
         try:
             self._serve(wake)
         finally:
-            # Workers that were just killed still send SIGCHLD; the socket goes with this frame.
+            # First: workers that were just killed still send SIGCHLD.
             signal.set_wakeup_fd(-1)
+            wake.close()
+            waker.close()
 
     def _serve(self, wake: socket.socket) -> None:
         with selectors.DefaultSelector() as selector:
@@ -67,7 +69,10 @@ class Zygote:
         return None
 
     def _obey(self) -> bool:
-        command, fds, _, _ = socket.recv_fds(self.control, COMMAND.size, 1)
+        try:
+            command, fds, _, _ = socket.recv_fds(self.control, COMMAND.size, 1)
+        except ConnectionResetError:  # The parent closed its end with news of ours unread.
+            return False
         if len(command) < COMMAND.size:
             return False
         operation, number = COMMAND.unpack(command)

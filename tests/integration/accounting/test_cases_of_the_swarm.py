@@ -68,10 +68,10 @@ def follower(bus: NatsBus, chat: SmallSwarm, folder: Path, hold_seconds: float =
 
 
 async def test_a5_a_call_that_meets_an_update_is_answered_by_the_new_version_and_one_that_fails_pauses_nobody(
-    swept_bus: NatsBus, tmp_path: Path, monkeypatch
+    nats_bus: NatsBus, tmp_path: Path, monkeypatch
 ):
     monkeypatch.setattr("agentjet.inference.weights._RETRY_SECONDS", 0.3)
-    chat, order, may_load = SmallSwarm(swept_bus), list[str](), asyncio.Event()
+    chat, order, may_load = SmallSwarm(nats_bus), list[str](), asyncio.Event()
     failures = [TimeoutError("the update took too long")] * 3
 
     async def update(version: Version, path: Path, *, timeout_seconds: float = 120.0) -> None:
@@ -83,13 +83,13 @@ async def test_a5_a_call_that_meets_an_update_is_answered_by_the_new_version_and
 
     chat.engine.update_weights = update
     chat.engine.on_draw = lambda index: order.append(f"draw {chat.engine.version}") if not index else None
-    await make_streams(swept_bus, RUN)
-    weights = follower(swept_bus, chat, tmp_path, hold_seconds=0.5)
+    await make_streams(nats_bus, RUN)
+    weights = follower(nats_bus, chat, tmp_path, hold_seconds=0.5)
     chat.service = chat.new_service(admit=weights.ready)
-    key, source = await chat.claim(), publisher(swept_bus, tmp_path, "path")
-    await learned(swept_bus, 0)
+    key, source = await chat.claim(), publisher(nats_bus, tmp_path, "path")
+    await learned(nats_bus, 0)
     async with working(weights.run(), chat.service.run()):
-        sequence = await learned(swept_bus, 1)
+        sequence = await learned(nats_bus, 1)
         await until(lambda: _is(weights.expected == Version(1, 1)))
         asking = asyncio.create_task(chat.ask(chat.request(key, [user("x")])))
         await source.publish(Version(1, 1), sequence, Source(b"one"))
@@ -100,7 +100,7 @@ async def test_a5_a_call_that_meets_an_update_is_answered_by_the_new_version_and
         _, reply = await asyncio.wait_for(asking, 5)
         assert (reply.version, order) == ("1-1", ["load 1-1", "draw 1-1"])
         # An update that times out: the old version goes on, and the new one is tried again.
-        await source.publish(Version(1, 2), await learned(swept_bus, 2), Source(b"two"))
+        await source.publish(Version(1, 2), await learned(nats_bus, 2), Source(b"two"))
         _, reply = await asyncio.wait_for(chat.ask(chat.request(key, [user("y")])), 5)
         assert reply.version == "1-1", "the hold has run out"
         await until(lambda: _is(chat.engine.version == Version(1, 2)))
@@ -114,14 +114,14 @@ async def _is(value: object) -> bool:
 
 
 async def test_a11_either_side_of_a_weight_transfer_may_be_killed_and_restarting_it_suffices(
-    swept_bus: NatsBus, tmp_path: Path
+    nats_bus: NatsBus, tmp_path: Path
 ):
     data = bytes(range(256)) * (6 * MIB // 256)
-    chat = SmallSwarm(swept_bus)
-    await make_streams(swept_bus, RUN)
-    await learned(swept_bus, 0)
-    sequence = await learned(swept_bus, 1)
-    honest, stored = swept_bus.publish, []
+    chat = SmallSwarm(nats_bus)
+    await make_streams(nats_bus, RUN)
+    await learned(nats_bus, 0)
+    sequence = await learned(nats_bus, 1)
+    honest, stored = nats_bus.publish, []
 
     async def dying(to: str, payload: bytes, **options):
         if ".blob.weights." in to:
@@ -130,10 +130,10 @@ async def test_a11_either_side_of_a_weight_transfer_may_be_killed_and_restarting
                 raise RuntimeError("the learner is killed")
         return await honest(to, payload, **options)
 
-    swept_bus.publish = dying
+    nats_bus.publish = dying
     with pytest.raises(RuntimeError):
-        await publisher(swept_bus, tmp_path, "bus").publish(Version(1, 1), sequence, Source(data))
-    swept_bus.publish = honest
+        await publisher(nats_bus, tmp_path, "bus").publish(Version(1, 1), sequence, Source(data))
+    nats_bus.publish = honest
     loaded: list[bytes] = []
 
     async def update(version: Version, path: Path, *, timeout_seconds: float = 120.0) -> None:
@@ -141,17 +141,16 @@ async def test_a11_either_side_of_a_weight_transfer_may_be_killed_and_restarting
         chat.engine.version = version
 
     chat.engine.update_weights = update
-    async with working(follower(swept_bus, chat, tmp_path).run()):
+    async with working(follower(nats_bus, chat, tmp_path).run()):
         await asyncio.sleep(0.3)
         assert loaded == [], "half a version is none"
-        record = await publisher(swept_bus, tmp_path, "bus").publish(Version(1, 1), sequence, Source(data))
-        (tmp_path / "learner" / "1-1.safetensors").unlink()  # the engine can only take the bus
+        record = await publisher(nats_bus, tmp_path, "bus").publish(Version(1, 1), sequence, Source(data))
         await until(lambda: _is(loaded))
     assert record.is_blob and loaded == [data]
     # The engine is killed while it fetches; its next life gets all of it.
     chat.engine.version = Version(0, 0)
     reading = asyncio.Event()
-    honest_last = swept_bus.last
+    honest_last = nats_bus.last
 
     async def hanging(stream: str, of: str):
         if ".blob.weights." in of:
@@ -159,13 +158,13 @@ async def test_a11_either_side_of_a_weight_transfer_may_be_killed_and_restarting
             await asyncio.Event().wait()
         return await honest_last(stream, of)
 
-    swept_bus.last = hanging
-    async with working(follower(swept_bus, chat, tmp_path).catch_up()):
+    nats_bus.last = hanging
+    async with working(follower(nats_bus, chat, tmp_path).catch_up()):
         await asyncio.wait_for(reading.wait(), 5)
-    swept_bus.last = honest_last
-    await asyncio.wait_for(follower(swept_bus, chat, tmp_path).catch_up(), 10)
+    nats_bus.last = honest_last
+    await asyncio.wait_for(follower(nats_bus, chat, tmp_path).catch_up(), 10)
     assert loaded == [data] * 2
-    assert not list((tmp_path / "engine").glob("*.safetensors")), "nothing is left behind"
+    assert not list(tmp_path.glob("engine*/.*.partial")), "no half is left behind"
 
 
 def presence(actor: str, models: tuple[str, ...] = (), **info: object) -> Presence:
@@ -174,7 +173,7 @@ def presence(actor: str, models: tuple[str, ...] = (), **info: object) -> Presen
 
 
 async def test_a13_a14_a_lost_engine_and_an_absent_learner_show_in_status_and_calls_outlive_the_engine(
-    swept_bus: NatsBus, nats_server: EmbeddedServer, tasks, monkeypatch
+    nats_bus: NatsBus, nats_server: EmbeddedServer, tasks, monkeypatch
 ):
     monkeypatch.setattr("agentjet.bus.presence.TTL_SECONDS", 1.0)
     monkeypatch.setattr("agentjet.curriculum.curriculum.LOOK_SECONDS", 0.1)
@@ -183,22 +182,22 @@ async def test_a13_a14_a_lost_engine_and_an_absent_learner_show_in_status_and_ca
     settings = SwarmSettings.model_validate({"models": {MODEL: model}, "pools": {"guess": pool}})
     # A connection of its own, which is gone with it as that of a killed process is.
     engine_bus = await NatsBus.connect(nats_server.url, name="engine")
-    chat, swarm, is_alive = SmallSwarm(engine_bus), Swarm(swept_bus, RUN), True
-    await make_streams(swept_bus, RUN)
+    chat, swarm, is_alive = SmallSwarm(engine_bus), Swarm(nats_bus, RUN), True
+    await make_streams(nats_bus, RUN)
 
     async def beat(last_seen: dict[str, float]) -> None:
         while True:
-            await renew(swept_bus, presence("curriculum", last_seen=last_seen))
+            await renew(nats_bus, presence("curriculum", last_seen=last_seen))
             if is_alive:
-                await renew(swept_bus, presence("inference", (MODEL,), version="0-0"))
+                await renew(nats_bus, presence("inference", (MODEL,), version="0-0"))
             await asyncio.sleep(0.1)
 
     async def problems() -> list[str]:
-        return [one for one in assess(await fetch(swept_bus, RUN)).problems if f"model {MODEL}:" in one]
+        return [one for one in assess(await fetch(nats_bus, RUN)).problems if f"model {MODEL}:" in one]
 
     async with swarm.curriculum(settings) as (one, _), working(beat(one.last_seen)):
         grants = [await swarm.claim(ticket.id) for ticket, _ in await swarm.fetch(3)]
-        gateway = Gateway(swept_bus, RUN, GatewaySettings())
+        gateway = Gateway(nats_bus, RUN, GatewaySettings())
         gateway._exchange._look_seconds = 0.3
         async with working(chat.service.run()):
             body = {"model": MODEL, "messages": [user("x")]}
@@ -209,16 +208,16 @@ async def test_a13_a14_a_lost_engine_and_an_absent_learner_show_in_status_and_ca
         await engine_bus.close()
         await asyncio.sleep(0.3)  # until the server has noticed, it hands questions to the dead
         asking = [asyncio.create_task(gateway.complete(grant.key, body)) for grant in grants]
-        await until(at_least(swept_bus, RUN, Stream.INFER, 3))
+        await until(at_least(nats_bus, RUN, Stream.INFER, 3))
         line = (await until(lambda: _second(problems)))[1]
         assert line.startswith(f"no engine serves model {MODEL}: engine lost ")
         assert "s ago, 3 calls waiting, the oldest for " in line
         is_alive = True
-        async with working(SmallSwarm(swept_bus).service.run()):
+        async with working(SmallSwarm(nats_bus).service.run()):
             await asyncio.wait_for(asyncio.gather(*asking), 20)
             assert await until(problems) == [without_learner]
         await gateway.close()
-    assert await count(swept_bus, RUN, Stream.CALLS) == 4
+    assert await count(nats_bus, RUN, Stream.CALLS) == 4
 
 
 async def _second(problems) -> list[str] | None:
@@ -226,10 +225,10 @@ async def _second(problems) -> list[str] | None:
     return found if len(found) == 2 and "lost" in found[1] else None
 
 
-async def test_a17_five_constant_groups_of_eight_make_room_for_five(swept_bus: NatsBus, run, tasks):
+async def test_a17_five_constant_groups_of_eight_make_room_for_five(nats_bus: NatsBus, run, tasks):
     settings = curriculum_settings(tasks, pool={"group_size": 1}, learner={"batch_groups": 4, "admission_bound": 1})
-    swarm = Swarm(swept_bus, run)
-    await make_streams(swept_bus, run)
+    swarm = Swarm(nats_bus, run)
+    await make_streams(nats_bus, run)
     async with swarm.curriculum(settings):
         await swarm.start_learner()
         issued = [ticket for ticket, _ in await swarm.fetch(8)]
@@ -249,7 +248,7 @@ async def test_a17_five_constant_groups_of_eight_make_room_for_five(swept_bus: N
 
 
 async def test_a8_a_reward_function_that_blocks_leaves_the_loop_free_is_named_and_others_are_scored(
-    swept_bus: NatsBus, run, tasks, tmp_path: Path, monkeypatch
+    nats_bus: NatsBus, run, tasks, tmp_path: Path, monkeypatch
 ):
     monkeypatch.setattr("agentjet.reward.reward._SLOW_SECONDS", 0.2)
     rewarder = tmp_path / "reward.py"
@@ -257,14 +256,14 @@ async def test_a8_a_reward_function_that_blocks_leaves_the_loop_free_is_named_an
         "import time\ndef score(task, episode):\n    if episode['result'] == 'block': time.sleep(60)\n    return 1.0\n"
     )
     settings = curriculum_settings(tasks, pool={"reward": f"{rewarder}:score"}, reward={"num_workers": 2})
-    swarm = Swarm(swept_bus, run)
-    await make_streams(swept_bus, run)
-    reward = Reward(swept_bus, run, settings)
+    swarm = Swarm(nats_bus, run)
+    await make_streams(nats_bus, run)
+    reward = Reward(nats_bus, run, settings)
     async with swarm.curriculum(settings), working(reward.run()), LoopWatch() as lag:
         for index, (ticket, _) in enumerate(await swarm.fetch(4)):
             grant = await swarm.claim(ticket.id)
-            await store_end(swept_bus, run, end_of(ticket, grant.attempt, result="fine" if index else "block"))
-        await until(at_least(swept_bus, run, Stream.SCORES, 3))
+            await store_end(nats_bus, run, end_of(ticket, grant.attempt, result="fine" if index else "block"))
+        await until(at_least(nats_bus, run, Stream.SCORES, 3))
         await until(lambda: _is(reward.waiting()))
         assert [f"{rewarder}:score" in one.what for one in reward.waiting()] == [True]
         assert lag.num_stalls == 0

@@ -61,7 +61,7 @@ async def end(swarm: Swarm, ticket: Ticket, delivery, **fields: object) -> None:
 
 
 async def test_p12_a22_what_crashes_reward_or_merger_every_time_gets_a_terminal_record_and_its_group_completes(
-    swept_bus: NatsBus, run, tasks, tmp_path: Path, monkeypatch
+    nats_bus: NatsBus, run, tasks, tmp_path: Path, monkeypatch
 ):
     rewarder = tmp_path / "reward.py"
     rewarder.write_text(
@@ -70,23 +70,23 @@ async def test_p12_a22_what_crashes_reward_or_merger_every_time_gets_a_terminal_
     monkeypatch.setattr("agentjet.actors.merger.Merger._calls", _raise)
     pool = {"reward": f"{rewarder}:score", "max_offers": 1, "group_size": 3}
     settings = settings_of(tasks, pool=pool, learner={"batch_groups": 1})
-    swarm = Swarm(swept_bus, run)
-    await make_streams(swept_bus, run)
-    stages = (Reward(swept_bus, run, settings).run(), merging(swept_bus, run, lambda state: states.append(state)))
+    swarm = Swarm(nats_bus, run)
+    await make_streams(nats_bus, run)
+    stages = (Reward(nats_bus, run, settings).run(), merging(nats_bus, run, lambda state: states.append(state)))
     states: list[ConsumeState] = []
-    async with swarm.curriculum(settings), working(*stages, FoldLearner(swept_bus, run, "small", settings).run()):
+    async with swarm.curriculum(settings), working(*stages, FoldLearner(nats_bus, run, "small", settings).run()):
         one, two, three = await swarm.fetch(3)
         await end(swarm, *one, reward=None, result="die")
         await end(swarm, *two, reward=None, result="fine", calls={})
         await end(swarm, *three, reward=None, result="fine", calls={"small": ("c",)})
-        report = await audited(swept_bus, run, 3)
-    outcomes = {score.ticket.slot: score.outcome for score in await records(swept_bus, run, Stream.SCORES)}
+        report = await audited(nats_bus, run, 3)
+    outcomes = {score.ticket.slot: score.outcome for score in await records(nats_bus, run, Stream.SCORES)}
     assert outcomes[one[0].slot] is Outcome.INVALID
-    reasons = {one.slot: one.reason for one in await records(swept_bus, run, Stream.SAMPLES)}
+    reasons = {one.slot: one.reason for one in await records(nats_bus, run, Stream.SAMPLES)}
     expected = (TombstoneReason.DEAD, TombstoneReason.UNUSED, TombstoneReason.POISON)
     assert reasons == dict(zip((one[0].slot, two[0].slot, three[0].slot), expected, strict=True))
     assert states[-1].num_poisoned == 1
-    drop = next(record for record in await records(swept_bus, run, Stream.LEDGER) if isinstance(record, GroupDrop))
+    drop = next(record for record in await records(nats_bus, run, Stream.LEDGER) if isinstance(record, GroupDrop))
     assert drop.reason is DropReason.TOO_FEW
     assert (report.lost, report.duplicated) == (0, 0)
 
@@ -133,20 +133,20 @@ async def _is_connected(bus: NatsBus) -> bool:
     return bus.last_error is None
 
 
-async def test_p12_p15_a_newer_major_waits_and_a_newer_minor_is_read(swept_bus: NatsBus, run, tasks):
+async def test_p12_p15_a_newer_major_waits_and_a_newer_minor_is_read(nats_bus: NatsBus, run, tasks):
     settings = settings_of(tasks)
-    swarm = Swarm(swept_bus, run)
-    await make_streams(swept_bus, run)
-    reward = Reward(swept_bus, run, settings)
+    swarm = Swarm(nats_bus, run)
+    await make_streams(nats_bus, run)
+    reward = Reward(nats_bus, run, settings)
     with capture_logs() as logged:
-        scored, info = await _scored_of_three_versions(swept_bus, run, swarm, settings, reward)
+        scored, info = await _scored_of_three_versions(nats_bus, run, swarm, settings, reward)
     assert len(scored) == 2
     assert info.consumers["reward"] == 1, "it waits for a process that knows it"
     assert reward.metrics()["num_invalid"] == 0
     assert "a handler crashed" not in {entry["event"] for entry in logged}
 
 
-async def _scored_of_three_versions(swept_bus: NatsBus, run: RunId, swarm: Swarm, settings, reward: Reward):
+async def _scored_of_three_versions(nats_bus: NatsBus, run: RunId, swarm: Swarm, settings, reward: Reward):
     async with swarm.curriculum(settings), working(reward.run()):
         (one, _), (two, _), (three, _), *_ = await swarm.fetch(4)
         for ticket, version in ((one, "9.0"), (two, "1.7"), (three, "1.0")):
@@ -154,11 +154,11 @@ async def _scored_of_three_versions(swept_bus: NatsBus, run: RunId, swarm: Swarm
             body = body if version != "1.7" else _with_a_field_of_the_future(body)
             headers = headers | {SCHEMA_HEADER: f"episode/{version}"}
             name = stream_name(run, Stream.EPISODES)
-            await swept_bus.publish(subject.episode(run, ticket.id), body, stream=name, headers=headers, expected=0)
-        await until(at_least(swept_bus, run, Stream.SCORES, 2))
+            await nats_bus.publish(subject.episode(run, ticket.id), body, stream=name, headers=headers, expected=0)
+        await until(at_least(nats_bus, run, Stream.SCORES, 2))
         await asyncio.sleep(0.5)
-        scored = {score.ticket.id for score in await records(swept_bus, run, Stream.SCORES)}
-        info = await swept_bus.stream_info(stream_name(run, Stream.EPISODES), with_consumers=True)
+        scored = {score.ticket.id for score in await records(nats_bus, run, Stream.SCORES)}
+        info = await nats_bus.stream_info(stream_name(run, Stream.EPISODES), with_consumers=True)
     assert scored == {two.id, three.id}
     return scored, info
 
@@ -170,29 +170,29 @@ def _with_a_field_of_the_future(body: bytes) -> bytes:
 
 
 async def test_p13_whatever_is_purged_a_learner_restarts_and_a_replay_gives_the_same_bits(
-    swept_bus: NatsBus, run, tmp_path: Path, model_folder: Path, monkeypatch
+    nats_bus: NatsBus, run, tmp_path: Path, model_folder: Path, monkeypatch
 ):
     """Every stream is purged as far as it may be, with a group pending across the checkpoints."""
     monkeypatch.setattr("agentjet.curriculum.purge.FULL_ENOUGH_RATIO", 0.0)
     of = settings(tmp_path, model_folder).model_copy(update={"checkpoint": CheckpointSettings(every_steps=1, keep=2)})
-    await make_streams(swept_bus, run)
-    async with living(swept_bus, run, of, crashes=True):
+    await make_streams(nats_bus, run)
+    async with living(nats_bus, run, of, crashes=True):
         for group in range(8):
             if group == 4:
-                pending = await put_slot(swept_bus, run, sample(run, 8, 0, 1.0))
-            await put_group(swept_bus, run, group)
-        await until(with_checkpoint(swept_bus, run, "1-4"))
-    await _purge(swept_bus, run, time.time() + 3600)
-    info = await swept_bus.stream_info(stream_name(run, Stream.SAMPLES))
+                pending = await put_slot(nats_bus, run, sample(run, 8, 0, 1.0))
+            await put_group(nats_bus, run, group)
+        await until(with_checkpoint(nats_bus, run, "1-4"))
+    await _purge(nats_bus, run, time.time() + 3600)
+    info = await nats_bus.stream_info(stream_name(run, Stream.SAMPLES))
     assert info.first_sequence == pending == 9, "what no kept checkpoint needs is gone, and only that"
-    async with living(swept_bus, run, of, name="two", crashes=True):
-        await put_slot(swept_bus, run, sample(run, 8, 1, 0.0))
-        await put_group(swept_bus, run, 9)
-        await until(with_checkpoint(swept_bus, run, "2-5"))
-    taken = [step.groups for step in await steps(swept_bus, run) if step.incarnation == 2]
+    async with living(nats_bus, run, of, name="two", crashes=True):
+        await put_slot(nats_bus, run, sample(run, 8, 1, 0.0))
+        await put_group(nats_bus, run, 9)
+        await until(with_checkpoint(nats_bus, run, "2-5"))
+    taken = [step.groups for step in await steps(nats_bus, run) if step.incarnation == 2]
     assert taken == [("guess-8", "guess-9")]
     kept = versions_in(RunPlace(of.run.dir).checkpoints(MODEL))
-    found = [step async for step in Replay(swept_bus, run, MODEL, of, kept[min(kept)]).steps()]
+    found = [step async for step in Replay(nats_bus, run, MODEL, of, kept[min(kept)]).steps()]
     assert found and all(step.is_identical for step in found)
 
 
@@ -208,14 +208,14 @@ async def _purge(bus: NatsBus, run: RunId, low_water: float) -> None:
     await purge.run(low_water)
 
 
-async def test_p13_purge_leaves_what_groups_that_are_out_still_need(swept_bus: NatsBus, run, tasks, monkeypatch):
+async def test_p13_purge_leaves_what_groups_that_are_out_still_need(nats_bus: NatsBus, run, tasks, monkeypatch):
     """A restart after a purge offers again what is owed, and settled groups stay settled."""
     monkeypatch.setattr("agentjet.curriculum.purge.FULL_ENOUGH_RATIO", 0.0)
     settings = settings_of(tasks, pool={"group_size": 1}, learner={"batch_groups": 1})
-    swarm = Swarm(swept_bus, run)
-    await make_streams(swept_bus, run)
-    stages = (Reward(swept_bus, run, settings).run(), merging(swept_bus, run))
-    async with working(*stages, FoldLearner(swept_bus, run, "small", settings).run()):
+    swarm = Swarm(nats_bus, run)
+    await make_streams(nats_bus, run)
+    stages = (Reward(nats_bus, run, settings).run(), merging(nats_bus, run))
+    async with working(*stages, FoldLearner(nats_bus, run, "small", settings).run()):
         async with swarm.curriculum(settings) as (one, _):
             for _ in range(3):
                 ((ticket, delivery),) = await swarm.fetch(1)
@@ -224,11 +224,11 @@ async def test_p13_purge_leaves_what_groups_that_are_out_still_need(swept_bus: N
             grant = await swarm.claim(open_one.id)
             monkeypatch.setattr(one._purge, "_margin_seconds", 0.0)
             await one._clean()
-            assert (await swept_bus.stream_info(stream_name(run, Stream.SCORES))).num_messages < 3
+            assert (await nats_bus.stream_info(stream_name(run, Stream.SCORES))).num_messages < 3
         async with swarm.curriculum(settings, sweep_seconds=0.1):
-            await store_end(swept_bus, run, end_of(open_one, grant.attempt))
+            await store_end(nats_bus, run, end_of(open_one, grant.attempt))
             await delivery.ack()
-            report = await audited(swept_bus, run, 4)
+            report = await audited(nats_bus, run, 4)
             ((fresh, _),) = await swarm.fetch(1)
     assert fresh.id == "guess-4.0.0"
     assert (report.lost, report.duplicated) == (0, 0)
@@ -268,35 +268,35 @@ async def test_p14_deadlines_run_by_the_server_s_time_whatever_the_local_clock_s
 
 
 async def test_p15_a_ledger_of_a_newer_major_stops_a_learner_before_it_writes(
-    swept_bus: NatsBus, run, tmp_path: Path, model_folder: Path
+    nats_bus: NatsBus, run, tmp_path: Path, model_folder: Path
 ):
-    await make_streams(swept_bus, run)
+    await make_streams(nats_bus, run)
     start = LearnerStart(run=run, model=MODEL, incarnation=1, base_step=0, cursor=1, config_digest="", fold_digest="")
     headers, body = encode(start)
     name, to = stream_name(run, Stream.LEDGER), subject.ledger(run, MODEL)
-    await swept_bus.publish(to, body, stream=name, headers=headers | {SCHEMA_HEADER: "learner_start/2.0"}, expected=0)
+    await nats_bus.publish(to, body, stream=name, headers=headers | {SCHEMA_HEADER: "learner_start/2.0"}, expected=0)
     with pytest.raises(UnknownSchemaError, match="a newer AgentJet wrote it"):
-        await Incarnation(swept_bus, run, MODEL, settings(tmp_path, model_folder), name="one").run()
-    assert await count(swept_bus, run, Stream.LEDGER) == 1
+        await Incarnation(nats_bus, run, MODEL, settings(tmp_path, model_folder), name="one").run()
+    assert await count(nats_bus, run, Stream.LEDGER) == 1
 
 
 @pytest.mark.parametrize("left", [0, 4])
 async def test_p15_a_log_that_lost_its_end_or_holds_another_record_there_is_detected(
-    swept_bus: NatsBus, run, tmp_path: Path, model_folder: Path, left: int
+    nats_bus: NatsBus, run, tmp_path: Path, model_folder: Path, left: int
 ):
     of = settings(tmp_path, model_folder)
-    await make_streams(swept_bus, run)
-    async with living(swept_bus, run, of):
-        await put_group(swept_bus, run, 0)
-        await put_group(swept_bus, run, 1)
-        await until(with_checkpoint(swept_bus, run, "1-1"))
+    await make_streams(nats_bus, run)
+    async with living(nats_bus, run, of):
+        await put_group(nats_bus, run, 0)
+        await put_group(nats_bus, run, 1)
+        await until(with_checkpoint(nats_bus, run, "1-1"))
     name = stream_name(run, Stream.SAMPLES)
-    await swept_bus.delete_stream(name)
+    await nats_bus.delete_stream(name)
     (spec,) = [spec for spec in stream_specs(run, max_bytes=2**30) if spec.name == name]
-    await swept_bus.ensure_stream(spec)
+    await nats_bus.ensure_stream(spec)
     for group in range(left // 2):
-        await put_group(swept_bus, run, group, (0.0, 1.0))
-    before = await count(swept_bus, run, Stream.LEDGER)
+        await put_group(nats_bus, run, group, (0.0, 1.0))
+    before = await count(nats_bus, run, Stream.LEDGER)
     with pytest.raises(FencedError, match="lost its end"):
-        await Incarnation(swept_bus, run, MODEL, of, name="two").run()
-    assert await count(swept_bus, run, Stream.LEDGER) == before
+        await Incarnation(nats_bus, run, MODEL, of, name="two").run()
+    assert await count(nats_bus, run, Stream.LEDGER) == before

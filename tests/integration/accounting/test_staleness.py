@@ -28,12 +28,12 @@ def settings_of(folder: Path, model: Path, tasks: str, a: int, w: int) -> SwarmS
 
 @pytest.mark.parametrize(("a", "w"), [(0, 0), (2, 0), (1, 1), (2, 2)])
 async def test_p11_no_step_reports_tokens_that_are_more_than_a_plus_w_steps_old(
-    swept_bus: NatsBus, run: RunId, tasks: str, tmp_path: Path, model_folder: Path, a: int, w: int
+    nats_bus: NatsBus, run: RunId, tasks: str, tmp_path: Path, model_folder: Path, a: int, w: int
 ):
     of = settings_of(tmp_path, model_folder, tasks, a, w)
-    await make_streams(swept_bus, run)
-    async with Swarm(swept_bus, run).curriculum(of), living(swept_bus, run, of):
-        consumer = await swept_bus.consumer(
+    await make_streams(nats_bus, run)
+    async with Swarm(nats_bus, run).curriculum(of), living(nats_bus, run, of):
+        consumer = await nats_bus.consumer(
             stream_name(run, Stream.TASKS),
             "tasks-guess",
             subject=subject.tasks_of(run, "guess"),
@@ -44,11 +44,11 @@ async def test_p11_no_step_reports_tokens_that_are_more_than_a_plus_w_steps_old(
         while done < NUM_STEPS:
             found = [delivery.message for delivery in await consumer.fetch(64, 0.1)]
             # Counted after the fetch: the weights that draw a ticket's tokens are not older than its issue.
-            done = len(await steps(swept_bus, run))
-            held += [(await read_as(Ticket, swept_bus, run, Stream.TASKS, one), done) for one in found]
+            done = len(await steps(nats_bus, run))
+            held += [(await read_as(Ticket, nats_bus, run, Stream.TASKS, one), done) for one in found]
             if held:
-                await _settle(swept_bus, run, *held.pop())
-    figures = [step.metrics["staleness_max"] for step in await steps(swept_bus, run)]
+                await _settle(nats_bus, run, *held.pop())
+    figures = [step.metrics["staleness_max"] for step in await steps(nats_bus, run)]
     assert max(figures) <= max_staleness(a, w), figures
     assert max(figures) >= a, f"a player this bad comes near the bound: {figures}"
 

@@ -232,6 +232,20 @@ async def test_last_many_reads_more_subjects_than_one_reply_holds(bus: Bus, uniq
     assert all(m.payload == s.encode() for s, m in by_wildcard.items())
 
 
+async def test_last_many_reads_more_bytes_than_one_reply_holds(bus: Bus, unique: str):
+    """A server cuts a reply at 64 MiB, without an error; what it left out was taken for absent once."""
+    stream = await make(bus, unique, max_bytes=128 * MIB)
+    subjects = [f"{stream}.s.{i}" for i in range(72)]
+    body = b"x" * (MIB - 64 * 1024)
+    for number, one in enumerate(subjects):
+        await bus.publish(one, body + b"old" * (number % 2), stream=stream)
+    await bus.publish(subjects[3], b"new", stream=stream)
+    by_name = await bus.last_many(stream, [*subjects, f"{stream}.none"])
+    by_wildcard = await bus.last_many(stream, [f"{stream}.s.*"])
+    assert set(by_name) == set(by_wildcard) == set(subjects)
+    assert by_name[subjects[3]].payload == by_wildcard[subjects[3]].payload == b"new"
+
+
 async def test_get_of_an_absent_sequence_is_none(bus: Bus, unique: str):
     stream = await make(bus, unique)
     assert await bus.get(stream, 1) is None
@@ -399,6 +413,23 @@ async def test_a_work_queue_refuses_consumers_that_overlap(bus: Bus, unique: str
     await bus.consumer(stream, "b", subject=f"{stream}.b.*", ack_wait_seconds=5)
     with pytest.raises(BusError):
         await bus.consumer(stream, "all", subject=f"{stream}.*.1")
+
+
+async def test_a_consumer_that_nobody_asks_is_forgotten_and_begins_anew(bus: Bus, unique: str):
+    stream = await make(bus, unique, work_queue=True)
+    await bus.publish(f"{stream}.a", b"1", stream=stream)
+    await bus.consumer(stream, "kept", subject=f"{stream}.b")
+    consumer = await bus.consumer(stream, "own", subject=f"{stream}.a", ack_wait_seconds=0.3, inactive_seconds=0.5)
+    (delivery,) = await consumer.fetch(1, 2.0)
+
+    async def is_forgotten() -> bool:
+        return list((await bus.stream_info(stream, with_consumers=True)).consumers) == ["kept"]
+
+    assert not await is_forgotten()
+    await until(is_forgotten)
+    again = await bus.consumer(stream, "own", subject=f"{stream}.a", inactive_seconds=30)
+    (second,) = await again.fetch(1, 2.0)
+    assert second.message == delivery.message
 
 
 async def test_a_work_queue_can_be_scanned_while_it_is_consumed(bus: Bus, unique: str):
@@ -573,7 +604,7 @@ async def test_a_blob_with_a_missing_chunk_or_a_wrong_size_is_refused(bus: Bus, 
         await bus.get_blob(stream, f"{stream}.blob", digest, len(data))
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([None, 0, "last", "wrong"])), max_size=20))
 def test_both_buses_decide_the_same_about_any_series_of_publishes(
     nats_server: object, operations: list[tuple[str, object]]

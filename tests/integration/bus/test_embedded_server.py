@@ -264,6 +264,46 @@ async def test_a_request_in_flight_fails_at_once_when_the_connection_breaks(
             await asyncio.wait_for(asking, 2)
 
 
+async def test_a_wait_for_the_server_that_is_cancelled_leaves_the_connection_at_work(own_bus: NatsBus):
+    for yields in range(4):
+        settling = asyncio.create_task(own_bus._connection.settle())
+        for _ in range(yields):
+            await asyncio.sleep(0)
+        settling.cancel()
+        await asyncio.gather(settling, return_exceptions=True)
+        assert await own_bus.stream_names("S") == ["S"]
+
+
+async def test_a_server_that_answers_a_flush_late_finds_the_connection_at_work(
+    own_server: EmbeddedServer, own_bus: NatsBus, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agentjet.bus.flush.SETTLE_SECONDS", 0.05)
+    assert own_server.pid is not None
+    process = psutil.Process(own_server.pid)
+    process.suspend()
+    try:
+        await own_bus._connection.settle()
+        await asyncio.sleep(0.1)
+    finally:
+        process.resume()
+    assert await own_bus.stream_names("S") == ["S"]
+    assert own_bus.last_error is None
+
+
+async def test_a_flush_that_a_break_interrupts_is_forgotten(
+    own_server: EmbeddedServer, own_bus: NatsBus, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agentjet.bus.flush.SETTLE_SECONDS", 0.05)
+    assert own_server.pid is not None
+    psutil.Process(own_server.pid).suspend()
+    await own_bus._connection.settle()
+    assert own_bus._connection._flushes
+    await own_server.kill()
+    await own_server.start()
+    assert await own_bus.stream_names("S") == ["S"]
+    assert not own_bus._connection._flushes
+
+
 async def test_a_tail_is_gapless_across_a_kill_and_a_restart(own_server: EmbeddedServer, own_bus: NatsBus):
     seen: list[int] = []
 

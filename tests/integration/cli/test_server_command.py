@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from agentjet.bus.nats import NatsBus
 from agentjet.bus.record import put, stream_specs
 from agentjet.bus.server import EmbeddedServer
 from agentjet.cli.main import run
+from agentjet.cli.run_folder import run_folders
 from agentjet.config.place import RunPlace
 from agentjet.schemas import subject
 from agentjet.schemas.codec import encode
@@ -18,6 +20,7 @@ from agentjet.schemas.ids import RunId, new_run_id
 from agentjet.schemas.ledger import CurriculumStart, LearnerStart
 from agentjet.schemas.presence import Presence
 from agentjet.schemas.subject import Stream
+from agentjet.training.replay import ReplayedStep
 
 
 @pytest.fixture(autouse=True)
@@ -66,8 +69,9 @@ def test_status_lists_streams_and_says_what_is_missing(nats_server, made, capsys
     shown = json.loads(output(capsys, "status", "--json", "--nats", nats_server.url, "--run", made))
     assert shown["run"] == made
     assert {stream["name"] for stream in shown["streams"]} == {f"AJ_{made}_{stream.name}" for stream in Stream}
-    assert "no learner is attached to model m: its samples are kept and wait" in shown["problems"]
-    assert "no learner is attached" in output(capsys, "status", "--nats", nats_server.url, "--run", made)
+    assert shown["problems"] == ["no actor is alive: the run is stopped, and `agentjet up` goes on with it"]
+    assert [model["name"] for model in shown["models"]] == ["m"]
+    assert "no actor is alive" in output(capsys, "status", "--nats", nats_server.url, "--run", made)
 
 
 def test_status_finds_the_server_of_a_run_that_is_up_here(nats_server, made, tmp_path, capsys):
@@ -91,6 +95,22 @@ def test_decode_reads_a_record_of_a_stream(nats_server, made, capsys):
     assert "LEDGER holds no message 99; it holds 1 to 2" in capsys.readouterr().err
 
 
+def test_a_replay_that_compared_nothing_verifies_nothing(nats_server, made, capsys, monkeypatch):
+    class NoSteps:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        async def steps(self) -> AsyncIterator[ReplayedStep]:
+            for step in ():
+                yield step
+
+    monkeypatch.setattr("agentjet.training.replay.Replay", NoSteps)
+    words = ["replay", "--nats", nats_server.url, "--run", made, "--set", "models.m.path=tiny"]
+    assert "0 steps replayed" in output(capsys, *words)
+    assert run([*words, "--verify", "--set", "run.is_deterministic=true"]) == 1
+    assert "no step follows initial: nothing was compared" in capsys.readouterr().err
+
+
 def test_runs_are_listed_and_deleted(nats_server, made, capsys):
     rows = json.loads(output(capsys, "runs", "ls", "--json", "--nats", nats_server.url))
     (row,) = [row for row in rows if row["run"] == made]
@@ -98,6 +118,25 @@ def test_runs_are_listed_and_deleted(nats_server, made, capsys):
     output(capsys, "runs", "rm", made, "--nats", nats_server.url)
     assert made not in output(capsys, "runs", "ls", "--nats", nats_server.url)
     assert run(["runs", "rm", made, "--nats", nats_server.url]) == 1
+
+
+def test_a_deleted_run_is_not_taken_for_the_newest_any_more(nats_server, made, tmp_path, capsys):
+    place, other = RunPlace(tmp_path / "runs/demo"), RunPlace(tmp_path / "runs/other")
+    place.begin("x", made)
+    other.begin("x", "x-abcdef")
+    output(capsys, "runs", "rm", made, "--nats", nats_server.url)
+    assert [folder.run for folder in run_folders(Path("runs"))] == ["x-abcdef"]
+    assert (place.dir / "removed.json").is_file() and place.run_id() is None
+
+
+def test_the_server_of_a_run_that_is_deleted_is_found_by_its_folder(nats_server, made, tmp_path, capsys):
+    place, newer = RunPlace(tmp_path / "runs/demo"), RunPlace(tmp_path / "runs/newer")
+    place.begin("x", made)
+    place.announce(nats_server.url, nats_server.pid or 0)
+    newer.begin("x", "x-abcdef")
+    newer.announce("nats://127.0.0.1:1", nats_server.pid or 0)
+    output(capsys, "runs", "rm", made)
+    assert made not in output(capsys, "runs", "ls", "--nats", nats_server.url)
 
 
 def test_live_run_is_deleted_only_by_force(nats_server, made, capsys):

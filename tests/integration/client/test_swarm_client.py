@@ -7,7 +7,9 @@ import pytest
 from chat_models import RUN
 from live_swarm import LiveSwarm
 from openai import AsyncOpenAI
+from small_swarm import SECRET
 
+from agentjet.bus.handler import PostponeError
 from agentjet.bus.memory import MemoryBus
 from agentjet.bus.nats import NatsBus
 from agentjet.bus.record import last, put, stream_specs
@@ -16,8 +18,11 @@ from agentjet.client import SwarmClient, SyncEpisode, SyncSwarmClient
 from agentjet.client.swarm import find_run
 from agentjet.client.sync import LoopThread
 from agentjet.config.settings import SwarmSettings
-from agentjet.errors import BusTimeoutError, BusUnavailableError, ConfigError, UsageError
+from agentjet.curriculum.board import MAX_CLAIMS
+from agentjet.curriculum.curriculum import Curriculum
+from agentjet.errors import BusError, BusTimeoutError, BusUnavailableError, CallRewardError, ConfigError, UsageError
 from agentjet.gateway import ApiError
+from agentjet.rollout.claiming import claim
 from agentjet.schemas import subject
 from agentjet.schemas.episode import EndStatus, Episode
 from agentjet.schemas.ids import RunId, TicketId
@@ -63,11 +68,15 @@ async def test_a_group_of_ones_own_is_played_over_the_bus_and_over_http(memory_b
     assert (episode.metrics, len(episode.transcript)) == ({"turns": 1.0}, 1)
 
 
-async def test_a2_ending_twice_gives_the_same_reply_and_one_effect(memory_bus: MemoryBus, swarm: LiveSwarm):
+async def test_a2_ending_twice_gives_the_same_reply_and_one_effect(
+    memory_bus: MemoryBus, swarm: LiveSwarm, monkeypatch: pytest.MonkeyPatch
+):
     async with SwarmClient(bus=memory_bus) as client:
         first, _ = await client.open({}, pool="own", group="g", n=2)
         await first.call([{"role": "user", "content": "hi"}])
-        assert await first.end(1.0) == await first.end(0.0) == await first.abort("changed my mind")
+        reply = await first.end(1.0)
+        refusing(memory_bus, monkeypatch, 10**6)  # not even asked
+        assert await first.end(0.0) == await first.abort("changed my mind") == reply
         assert (await stored_end(memory_bus, first.ticket.id)).reward == 1.0
 
 
@@ -86,6 +95,82 @@ async def test_asking_again_for_a_group_gives_its_tickets_and_the_newest_attempt
         await new[0].end(1.0)
         late = await old[0].end(0.5)
         assert (late.accepted, late.reason) == (False, "superseded")
+
+
+@pytest.fixture
+async def nats_swarm(nats_bus: NatsBus):
+    async with LiveSwarm(nats_bus, settings(own={"sampling": {"max_tokens": 5}}), "low").running(plays=False) as live:
+        yield live
+
+
+async def test_a_client_that_opens_its_group_again_gets_the_very_same_episodes(
+    nats_bus: NatsBus, nats_swarm: LiveSwarm
+):
+    """However often: a lost answer, or a retry decorator around `open`, must cost no claim."""
+    async with SwarmClient(bus=nats_bus) as client:
+        opened = await asyncio.gather(*(client.open({"q": 1}, pool="own", group="g", n=2) for _ in range(2)))
+        opened += [await client.open({"q": 1}, pool="own", group="g", n=2) for _ in range(MAX_CLAIMS)]
+        assert all(again == opened[0] for again in opened)
+        first, second = opened[0]
+        await first.call([{"role": "user", "content": "hi"}])
+        assert (await first.end(1.0)).accepted
+        assert await client.open({"q": 1}, pool="own", group="g", n=2) == [second], "what has ended is left out"
+        await second.call([{"role": "user", "content": "hi"}])
+        assert (await second.end(0.0)).accepted
+        assert await client.open({"q": 1}, pool="own", group="g", n=2) == []
+    assert sorted(score.reward for score in await nats_swarm.scores(2)) == [0.0, 1.0]
+
+
+async def test_a_group_that_too_many_clients_have_opened_is_refused_with_what_to_do(
+    nats_bus: NatsBus, nats_swarm: LiveSwarm
+):
+    for _ in range(MAX_CLAIMS):
+        async with SwarmClient(bus=nats_bus) as client:
+            assert len(await client.open({}, pool="own", group="g", n=2)) == 2
+    async with SwarmClient(bus=nats_bus) as client:
+        with pytest.raises(
+            UsageError, match=r"group 'g' was opened so often .* own-0\.0\.0 .* under another group name"
+        ):
+            await client.open({}, pool="own", group="g", n=2)
+
+
+async def test_opening_waits_for_a_claim_that_can_not_be_decided_yet_and_then_says_so(
+    memory_bus: MemoryBus, swarm: LiveSwarm, monkeypatch: pytest.MonkeyPatch
+):
+    refusals: list[Exception] = [BusTimeoutError("the server starts again"), PostponeError("busy")]
+
+    async def claim_when_free(*arguments: object):
+        if refusals:
+            raise refusals.pop()
+        return await claim(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("agentjet.client.swarm.claim", claim_when_free)
+    monkeypatch.setattr("agentjet.client.swarm._FULL_SECONDS", 0.01)
+    async with SwarmClient(bus=memory_bus) as client:
+        assert len(await client.open({}, pool="own", group="g", n=2)) == 2
+        refusals += [PostponeError("the claim service says 'busy'")] * 10**4
+        monkeypatch.setattr("agentjet.client.swarm._OFFER_SECONDS", 0.1)
+        async with SwarmClient(bus=memory_bus) as other:
+            with pytest.raises(BusError, match=r"ticket own-0\.0\.0 of group 'g' can not be claimed: .*'busy'"):
+                await other.open({}, pool="own", group="g", n=2)
+
+
+async def test_opening_waits_for_a_curriculum_that_is_started_again_and_then_says_that_there_is_none(
+    nats_bus: NatsBus, nats_swarm: LiveSwarm, monkeypatch: pytest.MonkeyPatch
+):
+    curriculum = nats_swarm.tasks[0]
+    curriculum.cancel()
+    await asyncio.gather(curriculum, return_exceptions=True)
+    monkeypatch.setattr("agentjet.client.swarm._FULL_SECONDS", 0.05)
+    async with SwarmClient(bus=nats_bus) as client:
+        opening = asyncio.ensure_future(client.open({}, pool="own", group="g", n=2))
+        await asyncio.sleep(0.2)
+        assert not opening.done()
+        nats_swarm.tasks[0] = asyncio.ensure_future(Curriculum(nats_bus, RUN, nats_swarm.settings, SECRET).run())
+        assert len(await asyncio.wait_for(opening, 20)) == 2
+        monkeypatch.setattr("agentjet.client.swarm._OFFER_SECONDS", 0.2)
+        with pytest.raises(BusError, match=r"nobody takes tasks for pool 'absent' of run .* in its configuration\?"):
+            await client.open({}, pool="absent", group="g", n=2)
 
 
 async def test_leaving_an_episode_by_an_error_aborts_it(memory_bus: MemoryBus, swarm: LiveSwarm):
@@ -149,6 +234,27 @@ async def test_a_result_that_can_not_be_written_leaves_room_for_another_end(memo
         with pytest.raises(TypeError):
             await first.end(1.0, result=object())
         assert (await first.end(1.0, result="text")).accepted
+
+
+async def test_rewards_of_single_calls_are_given_by_call_or_in_order_and_wrong_ones_leave_the_episode_open(
+    memory_bus: MemoryBus, swarm: LiveSwarm
+):
+    async with SwarmClient(bus=memory_bus) as client:
+        first, second = await client.open({}, pool="own", group="g", n=2)
+        for episode in (first, second):
+            for _ in range(2):
+                await episode.call([{"role": "user", "content": "hi"}])
+        with pytest.raises(CallRewardError, match="1 numbers for 2 calls"):
+            await first.end(1.0, call_rewards=[1.0])
+        one, two = first.calls["m"]
+        assert (await first.end(1.0, call_rewards={two: 1, one: 0})).accepted
+        assert (await second.end(0.0, call_rewards=[0.5, -0.5])).accepted
+        assert (await second.end(0.0, call_rewards=[0.5])).accepted, "it is over"
+    ends = [await stored_end(memory_bus, episode.ticket.id) for episode in (first, second)]
+    assert ends[0].call_rewards == {one: 0.0, two: 1.0}
+    assert [ends[1].call_rewards[call] for call in ends[1].calls["m"]] == [0.5, -0.5]
+    scores = {score.ticket.id: score.call_rewards for score in await swarm.scores(2)}
+    assert scores == {end.ticket.id: end.call_rewards for end in ends}
 
 
 async def test_who_is_cancelled_leaves_after_one_try(

@@ -9,6 +9,7 @@ from agentjet.bus.ledger import LedgerChain
 from agentjet.bus.record import ask, last, put, put_once
 from agentjet.config.settings import SwarmSettings
 from agentjet.curriculum.curriculum import Curriculum
+from agentjet.curriculum.feed import Feed
 from agentjet.errors import ConfigError, FencedError
 from agentjet.schemas import subject
 from agentjet.schemas.claim import Authorization, AuthorizeRequest, OfferReply, OfferRequest
@@ -16,7 +17,7 @@ from agentjet.schemas.episode import EndStatus, Episode
 from agentjet.schemas.ids import TicketId, Version
 from agentjet.schemas.ledger import CurriculumStart, RunFinish
 from agentjet.schemas.score import Outcome
-from agentjet.schemas.subject import CURRICULUM, Stream
+from agentjet.schemas.subject import CURRICULUM, Stream, stream_name
 from agentjet.schemas.task import EpisodeKind
 
 
@@ -110,7 +111,7 @@ async def test_a_ticket_whose_players_vanish_is_given_out_five_times_and_then_bu
         await swarm.until(lambda: _has_restarted(swarm))
         grants += await asyncio.gather(*(swarm.claim(ticket.id) for _ in range(4)))
         assert sorted(grant.granted for grant in grants) == [False] * 2 + [True] * 5
-        assert [grant.reason for grant in grants if not grant.granted] == ["busy"] * 2
+        assert [grant.reason for grant in grants if not grant.granted] == ["spent"] * 2
         to = subject.episode(swarm.run, ticket.id)
         _, end = await swarm.until(lambda: last(Episode, swarm.bus, swarm.run, Stream.EPISODES, to))
         assert (end.status, end.attempt) == (EndStatus.DEAD, max(grant.attempt for grant in grants))
@@ -144,6 +145,29 @@ async def test_a_failed_ticket_is_offered_again_until_its_offers_are_used_up(swa
         assert await swarm.none_waits()
 
 
+async def test_a_slot_that_failed_waits_before_it_is_offered_again_also_after_a_restart(swarm, tasks):
+    settings = settings_of(tasks, pool={"reoffer_pause_seconds": 50.0})
+    async with swarm.curriculum(settings, sweep_seconds=0.1):
+        (ticket, delivery), *_ = await swarm.fetch(4)
+        await swarm.play(ticket, delivery, Outcome.INVALID)
+        assert await swarm.none_waits(), "nor does the sweep publish it"
+    failed = await swarm.bus.last(stream_name(swarm.run, Stream.SCORES), subject.score(swarm.run, ticket.id))
+    async with swarm.curriculum(settings, sweep_seconds=0.1) as (one, _):
+        await swarm.until(lambda: _waits(one))
+        assert (one.metrics()["tickets_paused"], one.metrics()["tickets_unclaimed"]) == (1, 3)
+        assert list(one._course.board.paused.values()) == [failed.time + 50.0]
+        assert await swarm.none_waits()
+    async with swarm.curriculum(settings_of(tasks, pool={"reoffer_pause_seconds": 0.2})) as (one, _):
+        (again, _), *_ = await swarm.fetch(1)
+        assert (again.slot, again.offer) == (ticket.slot, 1)
+        assert (await _waits(one), one.metrics()["tickets_paused"]) == (False, 0)
+
+
+async def _waits(curriculum):
+    words = "1 slots of pool guess wait to be offered again; next in"
+    return any(one.what.startswith(words) for one in curriculum.waiting())
+
+
 async def test_a_ticket_past_its_deadline_is_buried_and_its_late_end_changes_nothing(swarm, tasks):
     settings = settings_of(tasks, pool={"deadline_seconds": 0.3})
     async with swarm.curriculum(settings):
@@ -164,7 +188,7 @@ async def test_a_crash_between_ledger_and_tasks_is_healed_at_the_next_start(swar
 
     settings = settings_of(tasks)
     with monkeypatch.context() as patch:
-        patch.setattr("agentjet.curriculum.curriculum.publish_tickets", crash)
+        patch.setattr("agentjet.curriculum.issuer.publish_tickets", crash)
         async with swarm.curriculum(settings) as (_, job):
             with pytest.raises(ExceptionGroup, match="TaskGroup"):
                 await asyncio.wait_for(job, 10)
@@ -206,6 +230,30 @@ async def test_an_end_that_waits_for_its_score_is_not_played_again(swarm, tasks)
             await delivery.ack()
     async with swarm.curriculum(settings, sweep_seconds=0.1):
         assert await swarm.none_waits()
+
+
+async def test_p08_status_names_the_oldest_groups_whose_judges_wait_for_members(swarm, tasks, monkeypatch):
+    """Also after a restart, and only groups of which somebody has ended and somebody has not."""
+    monkeypatch.setattr("agentjet.curriculum.curriculum._ENDS_SECONDS", 0.05)
+    settings = settings_of(tasks, pool={"group_judge": "judge.py:judge"}, learner={"batch_groups": 9})
+    async with swarm.curriculum(settings):
+        tickets = sorted([ticket for ticket, _ in await swarm.fetch(18)], key=lambda one: (one.member, one.group))
+        first, second = tickets[:8], tickets[9:]
+        assert all(ticket.is_judged for ticket in tickets)
+        for ticket in first:
+            await swarm.end(ticket)
+        await swarm.end(second[0])
+    async with swarm.curriculum(settings) as (one, _):
+        waits = await swarm.until(lambda: judges_of(one, 6))
+    assert waits == [
+        *(f"judge of group guess-{index} waits for 1 member to end" for index in range(1, 6)),
+        "judges of 2 more groups wait for members to end",
+    ]
+
+
+async def judges_of(curriculum, count):
+    found = [one.what for one in curriculum.waiting() if one.what.startswith("judge")]
+    return found if len(found) == count and "of 2 more" in found[-1] else None
 
 
 async def test_a_ticket_that_vanished_from_tasks_is_published_again(swarm, tasks):
@@ -255,9 +303,9 @@ async def test_a_curriculum_starts_over_what_its_predecessor_still_writes(swarm,
 
 
 async def test_a_restart_reads_the_scores_of_groups_that_are_out_and_no_others(swarm, tasks, monkeypatch):
-    monkeypatch.setattr("agentjet.curriculum.curriculum._RECENT_SCORES", 0)
-    monkeypatch.setattr("agentjet.curriculum.curriculum._MARGIN_SECONDS", 0.0)
-    take, read_again = Curriculum._take_score, []
+    monkeypatch.setattr("agentjet.curriculum.feed._RECENT_SCORES", 0)
+    monkeypatch.setattr("agentjet.curriculum.feed._MARGIN_SECONDS", 0.0)
+    take, read_again = Feed._take_score, []
 
     async def take_and_note(one, message):
         read_again.append(message.sequence)
@@ -271,7 +319,7 @@ async def test_a_restart_reads_the_scores_of_groups_that_are_out_and_no_others(s
         await swarm.start_learner()
         await swarm.step(await swarm.play_groups(2))
         waiting = await swarm.play_groups(2)
-    monkeypatch.setattr(Curriculum, "_take_score", take_and_note)
+    monkeypatch.setattr(Feed, "_take_score", take_and_note)
     async with swarm.curriculum(settings) as (_, job):
         await swarm.until(has_read)
         await swarm.step(waiting)

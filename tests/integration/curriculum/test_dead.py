@@ -162,7 +162,13 @@ async def test_the_commands_list_show_and_retry(nats_bus, nats_server, unique, t
         assert (row["ticket"], row["cause"]) == (f"{first.slot}.1", "ToolError")
         assert 0 <= row["age_seconds"] < 60
         shown = (await command("show", first.slot)).out
-        for part in ("by worker-1 (attempt ", "as failed by attempt", "as aborted", "ToolError"):
+        for part in (
+            "by worker-1 (attempt ",
+            "as failed by attempt",
+            "as aborted; the slot is dead",
+            "was offered again",
+            "ToolError",
+        ):
             assert part in shown
         assert len(json.loads((await command("show", f"{first.slot}.1", "--json")).out)["offers"]) == 2
         assert (

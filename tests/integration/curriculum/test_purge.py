@@ -3,6 +3,7 @@ import asyncio
 import pytest
 
 from agentjet.accounting.ledger import LedgerView
+from agentjet.bus.presence import renew
 from agentjet.bus.protocol import StreamSpec
 from agentjet.bus.record import BLOB_BYTES_HEADER, BLOB_HEADER, put
 from agentjet.curriculum.purge import Purge
@@ -10,6 +11,7 @@ from agentjet.schemas import subject
 from agentjet.schemas.checkpoint import Checkpoint
 from agentjet.schemas.ids import RunId
 from agentjet.schemas.ledger import LearnerStart, LearnerStep
+from agentjet.schemas.presence import Presence
 from agentjet.schemas.subject import Stream, stream_name, stream_subjects
 from agentjet.schemas.weights import Weights
 
@@ -197,3 +199,34 @@ async def test_only_the_newest_weights_stay(streams):
         records.append(await put(streams.bus, streams.run, Stream.WEIGHTS, to, record))
     await streams.purge().run(0.0)
     assert await streams.first(Stream.WEIGHTS) == records[1] + 1
+
+
+async def version(streams, step, *, is_whole=True):
+    """A version behind three kB of its chunks; returns the record's sequence."""
+    await streams.fill(Stream.WEIGHTS, f"blob.weights.{step}", 3)
+    shared = {"run": streams.run, "model": "m", "ledger_sequence": 1, "dtype": "bf16", "num_bytes": 1, "sha256": "s"}
+    patch = {} if is_whole else {"base": f"1-{step - 1}", "patch_sha256": f"p{step}", "patch_bytes": 1}
+    record = Weights(**shared, **patch, version=f"1-{step}", is_blob=is_whole)
+    return await put(streams.bus, streams.run, Stream.WEIGHTS, subject.weights(streams.run, "m", f"1-{step}"), record)
+
+
+async def test_the_newest_whole_weights_stay_with_the_patches_since(streams):
+    records = [await version(streams, step, is_whole=step in (0, 2)) for step in range(7)]
+    await streams.purge().run(0.0)
+    assert await streams.first(Stream.WEIGHTS) == records[1] + 1
+
+
+async def test_weights_stay_until_every_live_engine_has_acknowledged_newer_ones_or_the_stream_is_crowded(streams):
+    records = [await version(streams, step) for step in range(7)]
+    for name, acknowledged in (("quick", "1-6"), ("slow", "1-1")):
+        await renew(streams.bus, engine(streams, name, acknowledged))
+    await streams.purge().run(0.0)
+    assert await streams.first(Stream.WEIGHTS) == records[1] + 1
+    await streams.fill(Stream.WEIGHTS, "blob.weights.more", 15)
+    await streams.purge().run(0.0)
+    assert await streams.first(Stream.WEIGHTS) == records[3] + 1
+
+
+def engine(streams, name, acknowledged):
+    shared = {"run": streams.run, "actor": "inference", "host": "h", "pid": 1, "started": 0.0, "state": "busy"}
+    return Presence(**shared, name=name, models=("m",), info={"version": acknowledged})

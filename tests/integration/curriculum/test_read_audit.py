@@ -1,6 +1,7 @@
 import asyncio
 
 import pytest
+from made_issue import group_issue
 
 from agentjet.bus.ledger import LedgerChain
 from agentjet.bus.memory import MemoryBus
@@ -11,11 +12,10 @@ from agentjet.schemas import subject
 from agentjet.schemas.claim import Claim
 from agentjet.schemas.episode import EndStatus, Episode
 from agentjet.schemas.ids import RunId
-from agentjet.schemas.ledger import CurriculumStart, GroupIssue, LearnerStart, LearnerStep
+from agentjet.schemas.ledger import CurriculumStart, LearnerStart, LearnerStep
 from agentjet.schemas.sample import MergeReport, Sample, Tombstone, TombstoneReason
 from agentjet.schemas.score import Outcome, Score
 from agentjet.schemas.subject import CURRICULUM, Stream
-from agentjet.schemas.task import EpisodeKind
 
 
 @pytest.fixture
@@ -29,19 +29,7 @@ async def run(bus, unique):
 
 
 def issue_of(run):
-    return GroupIssue(
-        run=run,
-        pool="p",
-        index=0,
-        kind=EpisodeKind.TRAIN,
-        position=0,
-        size=3,
-        seed=1,
-        models=("m",),
-        ranks={"m": 0},
-        deadline_seconds=9.0,
-        max_offers=1,
-    )
+    return group_issue(run, size=3, deadline_seconds=9.0)
 
 
 class Growing(MemoryBus):
@@ -86,7 +74,7 @@ async def test_a_run_in_progress_shows_no_impossible_order():
         await bus.ensure_stream(spec)
     await bus.chain.append(CurriculumStart(run=run, incarnation=1, config_digest="c"))
     report = await read_audit(bus, run)
-    assert report.issued >= report.ended >= report.scored >= report.sampled >= report.settled
+    assert report.issued >= report.ended >= report.scored + report.failed >= report.sampled >= report.settled
     assert 0 < report.sampled < report.issued
     assert report.lost == report.buried == 0
 
@@ -124,7 +112,8 @@ async def write_run(bus, run):
 async def test_the_audit_reads_what_the_streams_hold(bus, run):
     await write_run(bus, run)
     report = await read_audit(bus, run)
-    assert (report.issued, report.ended, report.scored, report.sampled, report.settled) == (3, 2, 2, 2, 0)
+    assert (report.issued, report.ended, report.scored, report.failed) == (3, 2, 1, 1)
+    assert (report.sampled, report.settled) == (2, 0)
     assert (report.lost, report.duplicated, report.problems) == (0, 0, ())
     assert (report.issued_not_ended.count, report.issued_not_ended.oldest_id) == (1, "p-0.2.0")
     assert (report.ended_not_scored.count, report.scored_not_sampled.count) == (0, 0)

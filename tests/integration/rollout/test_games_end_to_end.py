@@ -21,7 +21,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 def settings(game: str, models: tuple[str, ...] = ("m",)) -> SwarmSettings:
     agent = EXAMPLES / game / "agent.py"
     pool = {"workflow": f"{agent}:run", "tasks": f"{agent}:tasks", "group_size": 2, "is_shuffled": False}
-    model = {"path": "tiny", "learner": {"batch_groups": 3}}
+    model = {"path": "tiny", "learner": {"batch_groups": 4}}
     return SwarmSettings.model_validate({"models": dict.fromkeys(models, model), "pools": {"p": pool}})
 
 
@@ -58,12 +58,12 @@ async def test_an_agent_that_always_raises_is_named_with_its_line(memory_bus: Me
     model = {"path": "tiny", "learner": {"batch_groups": 3}}
     of = SwarmSettings.model_validate({"models": {"m": model}, "pools": {"sums": pool}})
     async with LiveSwarm(memory_bus, of, "").running(plays=True) as swarm:
-        scores = await swarm.scores(18)
+        scores = await swarm.scores(8)
         async with asyncio.timeout(5):
-            while not (problems := swarm.curriculum.problems()) or "18" not in problems[0]:
+            while not (problems := swarm.curriculum.problems()):
                 await asyncio.sleep(0.01)
     assert {score.outcome for score in scores} == {Outcome.INVALID}
-    assert problems == ["the last 18 episodes of pool sums failed: ValueError: boom (agent.py:5); see logs/rollout.log"]
+    assert problems == ["the last 8 episodes of pool sums failed: ValueError: boom (agent.py:5); see logs/rollout.log"]
 
 
 async def test_a_dry_run_plays_without_a_run(memory_bus: MemoryBus):
@@ -92,5 +92,7 @@ async def test_two_models_share_a_reward(memory_bus: MemoryBus):
     live = LiveSwarm(memory_bus, settings("signal", ("m", "n")), lambda prompt: "a" if "Send" in prompt else "1")
     async with live.running(plays=True) as swarm:
         scores = await swarm.scores(6)
-    assert sorted(round(score.reward or 0.0, 2) for score in scores) == [0.4] * 4 + [1.0] * 2
+    # Scores come in the order in which the episodes end; every third group has state "1", the one that is named.
+    wins = {int(score.ticket.group.rpartition("-")[2]) % 3: round(score.reward or 0.0, 2) for score in scores}
+    assert wins == {0: 1.0, 1: 0.4, 2: 0.4}
     assert all({model: len(calls) for model, calls in score.calls.items()} == {"m": 1, "n": 1} for score in scores)

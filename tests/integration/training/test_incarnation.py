@@ -22,6 +22,7 @@ from learner_run import (
     until,
     with_checkpoint,
 )
+from made_issue import group_issue as made
 
 from agentjet.bus.memory import MemoryBus
 from agentjet.bus.presence import renew
@@ -42,7 +43,6 @@ from agentjet.schemas.ledger import (
 from agentjet.schemas.presence import Presence
 from agentjet.schemas.sample import Sample, Tombstone, TombstoneReason
 from agentjet.schemas.subject import Stream, stream_name
-from agentjet.schemas.task import EpisodeKind
 from agentjet.training.incarnation import Incarnation
 
 
@@ -57,6 +57,9 @@ async def test_two_groups_make_a_step_and_its_weights(memory_bus: MemoryBus, run
     assert set(step.members) == {slot_id(GroupId(f"guess-{group}"), member) for group in (0, 1) for member in (0, 1)}
     assert not step.is_skipped
     assert step.metrics["reward_mean"] == 0.5
+    assert step.metrics["agreement_num_tokens"] == 12, (
+        "before its first step a learner compares the engines with itself"
+    )
 
 
 async def test_a_constant_group_is_dropped_and_written_down(memory_bus, run, tmp_path: Path, model_folder: Path):
@@ -349,16 +352,4 @@ async def test_a_run_that_goes_on_waits_for_whole_batches_again(memory_bus, run,
 
 
 def group_issue(run: RunId, index: int) -> GroupIssue:
-    return GroupIssue(
-        run=run,
-        pool="guess",
-        index=index,
-        kind=EpisodeKind.TRAIN,
-        position=index,
-        size=2,
-        seed=0,
-        models=(MODEL,),
-        ranks={MODEL: index},
-        deadline_seconds=60.0,
-        max_offers=1,
-    )
+    return made(run, index, pool="guess", seed=0, models=(MODEL,))

@@ -109,7 +109,7 @@ def slot(rank, *, is_dead):
     return Sample(**fields, reward=1.0, report=report, **nothing)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.integers(1, 3), st.integers(0, 3), st.integers(0, 3), st.data())
 def test_staleness_never_exceeds_the_bound(batch, a, w, data):
     fold = LearnerFold(batch_groups=batch, straggler_bound=w, min_group=1)

@@ -1,9 +1,20 @@
 import json
 from dataclasses import asdict
 
+import pytest
+from made_issue import group_issue
+
 from agentjet.accounting.audit import Audit, Difference
+from agentjet.schemas.episode import DEADLINE, Fault
 from agentjet.schemas.ids import GroupId, RunId, SlotId, TicketId, TicketName
-from agentjet.schemas.ledger import CurriculumStart, DropReason, GroupDrop, GroupIssue, LearnerStart, LearnerStep
+from agentjet.schemas.ledger import (
+    CurriculumStart,
+    DropReason,
+    GroupDrop,
+    LearnerStart,
+    LearnerStep,
+    RunFinish,
+)
 from agentjet.schemas.score import Outcome, Score
 from agentjet.schemas.task import EpisodeKind, Ticket
 
@@ -28,28 +39,15 @@ class Log:
         self.sequence += 1
         self.audit.ledger(self.sequence, self.tick(), record)
 
-    def issue(self, index, *, kind=EpisodeKind.TRAIN, rank=None, size=2):
-        is_training = kind is EpisodeKind.TRAIN
-        self.write(
-            GroupIssue(
-                run=RUN,
-                pool="p",
-                index=index,
-                kind=kind,
-                position=index,
-                size=size,
-                seed=1,
-                models=("m",),
-                ranks={"m": index if rank is None else rank} if is_training else {},
-                deadline_seconds=1.0,
-                max_offers=2,
-            )
-        )
+    def issue(self, index, *, kind=EpisodeKind.TRAIN, rank=None, size=2, models=("m",), is_judged=False):
+        ranks = {} if rank is None or kind is not EpisodeKind.TRAIN else {"ranks": dict.fromkeys(models, rank)}
+        common = {"size": size, "models": models, "deadline_seconds": 1.0, "max_offers": 2, "is_judged": is_judged}
+        self.write(group_issue(RUN, index, kind=kind, **common, **ranks))
 
     def end(self, ticket):
         self.audit.end(TicketId(ticket), self.tick())
 
-    def score(self, text, outcome=Outcome.SCORED):
+    def score(self, text, outcome=Outcome.SCORED, fault=""):
         name = TicketName.parse(text)
         ticket = Ticket(
             run=RUN,
@@ -63,7 +61,10 @@ class Log:
             seed=1,
             deadline_seconds=1.0,
         )
-        self.audit.score(Score(run=RUN, ticket=ticket, attempt=1, outcome=outcome), self.tick())
+        score = Score(
+            run=RUN, ticket=ticket, attempt=1, outcome=outcome, fault=Fault(kind=fault, message="") if fault else None
+        )
+        self.audit.score(score, self.tick())
 
     def sample(self, slot, *, is_sample=True):
         self.audit.sample("m", SlotId(slot), self.tick(), is_sample=is_sample)
@@ -109,6 +110,22 @@ def test_a_run_that_is_through_has_no_differences():
     assert report.states == {"scored": 4}
     assert report.counts()["settled"] == 4
     assert json.loads(json.dumps(asdict(report)))["lost"] == 0
+
+
+def test_p08_members_that_wait_for_their_groups_judge_are_told_from_ends_that_nobody_scores():
+    log = Log()
+    for index, is_judged in enumerate((True, True, False)):
+        log.issue(index, is_judged=is_judged)
+        log.end(f"p-{index}.0.0")
+    log.end("p-1.1.0")
+    report = log.report()
+    assert (report.ended_not_scored.count, report.unjudged) == (4, 1), "p-1 is complete: its judge has to be heard"
+    log.end("p-0.1.0")
+    log.score("p-0.1.0", Outcome.INVALID)
+    assert log.report().unjudged == 1, "the second offer of p-0.1 is out"
+    log.end("p-0.1.1")
+    log.score("p-0.1.1", Outcome.DEAD)
+    assert (log.report().unjudged, log.report().lost) == (0, 0)
 
 
 def test_each_difference_names_its_oldest():
@@ -202,7 +219,8 @@ def test_what_differs_for_good_is_counted():
     for ticket, outcome in (("p-1.0.0", Outcome.INVALID), ("p-1.0.1", Outcome.SCORED)):
         log.end(ticket)
         log.score(ticket, outcome)
-    log.score("p-1.1.0", Outcome.DEAD)
+    log.end("p-1.1.0")
+    log.score("p-1.1.0", Outcome.DEAD, fault=DEADLINE)
     log.sample("p-1.0")
     log.sample("p-1.1", is_sample=False)
     log.write(GroupDrop(run=RUN, model="m", incarnation=1, group=GroupId("p-1"), rank=1, reason=DropReason.CONSTANT))
@@ -211,11 +229,12 @@ def test_what_differs_for_good_is_counted():
         log.end(ticket)
         log.score(ticket, outcome)
     report = log.report()
-    assert (report.issued, report.ended, report.scored, report.sampled, report.settled) == (7, 6, 7, 4, 5)
+    assert (report.issued, report.ended, report.scored, report.failed) == (7, 7, 4, 3)
+    assert (report.sampled, report.settled) == (4, 5)
     assert (report.buried, report.reoffered, report.evaluated, report.untrained) == (1, 2, 1, 2)
     assert report.sampled_slots == 4
     assert report.issued_not_ended == Difference()
-    assert report.sampled == report.scored - report.evaluated - report.reoffered
+    assert report.sampled == report.scored + report.failed - report.evaluated - report.reoffered
     assert report.trained == report.sampled - report.untrained
 
 
@@ -232,8 +251,34 @@ def test_a_purge_changes_no_count():
     assert purged.report().counts() == before.counts()
 
 
-def test_a_reward_proves_an_end_that_was_purged_in_between():
+def test_an_outcome_proves_an_end_that_was_purged_in_between():
     log = Log()
     log.issue(0, size=1)
-    log.score("p-0.0.0")
-    assert (log.report().ended, log.report().buried) == (1, 0)
+    log.score("p-0.0.0", Outcome.DEAD)
+    assert (log.report().ended, log.report().issued_not_ended.count, log.report().buried) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("settles", ["training goes on", "the run ends"])
+def test_an_evaluation_whose_scores_were_purged_has_settled_once_the_ledger_says_so(settles):
+    log = Log()
+    log.issue(0, kind=EpisodeKind.EVAL)
+    for stream in ("EPISODES", "SCORES"):
+        log.audit.purged(stream)
+    assert (log.report().settled, log.report().issued_not_ended.count) == (0, 2)
+    if settles == "the run ends":
+        log.write(RunFinish(run=RUN, reason="done"))
+    else:
+        log.issue(1, rank=0)
+    report = log.report()
+    assert (report.settled, report.evaluated) == (2, 2)
+    assert report.issued_not_ended.count == (0 if settles == "the run ends" else 2)
+    assert "p-0" not in report.issued_not_ended.oldest_id
+
+
+def test_another_model_s_training_settles_no_evaluation():
+    log = Log()
+    log.issue(0, kind=EpisodeKind.EVAL)
+    for stream in ("EPISODES", "SCORES"):
+        log.audit.purged(stream)
+    log.issue(1, rank=0, models=("other",))
+    assert log.report().issued_not_ended.oldest_id == "p-0.0.0"

@@ -9,12 +9,12 @@ from agentjet.accounting.fold import LearnerFold
 from agentjet.errors import RecordError
 from agentjet.schemas.ids import GroupId, RunId
 from agentjet.schemas.ledger import DropReason
-from agentjet.schemas.sample import MergeReport, Sample, Tombstone, TombstoneReason
+from agentjet.schemas.sample import MergeReport, Sample, SampledCall, Tombstone, TombstoneReason
 
 RUN = RunId("run-abc")
 
 
-def sample(rank, member=0, *, size=1, reward=1.0, agent_rewards=None):
+def sample(rank, member=0, *, size=1, reward=1.0, agent_rewards=None, call_rewards=()):
     return Sample(
         run=RUN,
         model="m",
@@ -26,7 +26,10 @@ def sample(rank, member=0, *, size=1, reward=1.0, agent_rewards=None):
         reward=reward,
         agent_rewards=agent_rewards or {},
         segments=(),
-        calls=(),
+        calls=tuple(
+            SampledCall(call=str(place), num_terms=1, versions=("1-0",), reward=one)
+            for place, one in enumerate(call_rewards)
+        ),
         term_segment=(),
         term_offset=(),
         term_logprob=(),
@@ -155,6 +158,26 @@ def test_equal_rewards_with_unequal_agent_rewards_are_not_constant():
     fold.apply(1, sample(0, 0, size=2, agent_rewards={"a": 1.0}))
     fold.apply(2, sample(0, 1, size=2, agent_rewards={"a": 0.0}))
     assert ranks_of([fold.pop_batch()]) == [[0]]
+
+
+@pytest.mark.parametrize(
+    ("calls", "credits_calls", "is_dropped"),
+    [
+        (((0.0, 1.0), (0.0, 1.0)), True, False),
+        (((0.0, 1.0), (0.0, 1.0)), False, True),
+        (((0.5, 0.5), (0.5,)), True, True),
+        (((0.5, None), (0.7,)), True, True),
+    ],
+)
+def test_r10_rewards_of_single_calls_tell_what_is_constant_where_they_are_credited(calls, credits_calls, is_dropped):
+    options = {"batch_groups": 1, "min_group": 2, "drop_constant_groups": True, "credits_calls": credits_calls}
+    fold = LearnerFold(**options)
+    fold.apply(1, sample(0, 0, size=2, call_rewards=calls[0]))
+    fold = restored(fold, **options)
+    fold.apply(2, sample(0, 1, size=2, call_rewards=calls[1]))
+    drops, batches = pop_all(restored(fold, **options))
+    assert [drop.reason for drop in drops] == [DropReason.CONSTANT] * is_dropped
+    assert ranks_of(batches) == ([] if is_dropped else [[0]])
 
 
 def test_without_overtaking_a_batch_waits_for_the_slow_group():
@@ -297,7 +320,7 @@ def by_the_rule(log, options):
     return batches, drops
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(logs(), OPTIONS)
 def test_the_fold_follows_the_rule(log, options):
     fold = LearnerFold(**options)
@@ -310,7 +333,7 @@ def test_the_fold_follows_the_rule(log, options):
     assert [batch.step for batch in batches] == list(range(1, len(batches) + 1))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(logs(), OPTIONS, st.data())
 def test_chunks_restores_and_repeats_change_nothing(log, options, data):
     whole = LearnerFold(**options)
@@ -340,7 +363,7 @@ def test_chunks_restores_and_repeats_change_nothing(log, options, data):
     assert drops == {drop.rank: drop for drop in wanted[0]}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(logs(), OPTIONS)
 def test_nothing_above_the_cursor_is_forgotten_and_nothing_below_it_is_needed(log, options):
     fold = LearnerFold(**options)

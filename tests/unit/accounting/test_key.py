@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentjet.accounting.key import Key, peek, sign, verify
-from agentjet.errors import KeyRejectedError
+from agentjet.errors import ForeignKeyError, KeyRejectedError
 
 SECRET = bytes(range(32))
 KEY = Key(run="guess-abc", ticket="guess-3.0.1", attempt=17, expires=1000.0)
@@ -24,8 +24,13 @@ def test_a_key_of_another_secret_is_refused():
 
 
 def test_a_key_of_another_run_is_refused_by_name():
-    with pytest.raises(KeyRejectedError, match="of run guess-abc, not of other"):
+    with pytest.raises(ForeignKeyError, match="of run guess-abc, not of other"):
         verify(SECRET, sign(SECRET, KEY), run="other", now=0.0)
+
+
+def test_a_key_of_another_role_plays_no_episode():
+    with pytest.raises(ForeignKeyError, match="for the role 'reader', not for an episode"):
+        verify(SECRET, sign(SECRET, dataclasses.replace(KEY, role="reader")), run="guess-abc", now=0.0)
 
 
 def test_expiry_tolerates_a_minute_of_skew():

@@ -1,6 +1,7 @@
 import pickle
 
 import pytest
+from made_issue import group_issue
 
 from agentjet.accounting.ledger import CurriculumView, LedgerView
 from agentjet.errors import RecordError
@@ -9,12 +10,10 @@ from agentjet.schemas.ledger import (
     CurriculumStart,
     DropReason,
     GroupDrop,
-    GroupIssue,
     LearnerStart,
     LearnerStep,
     RunFinish,
 )
-from agentjet.schemas.task import EpisodeKind
 
 RUN = RunId("run-abc")
 
@@ -51,6 +50,17 @@ def test_steps_make_versions_and_the_last_is_the_head():
     assert (view.incarnation, view.num_steps, view.num_groups) == (1, 2, 4)
     assert view.head == Version(1, 2)
     assert view.versions == {Version(1, 0): 1, Version(1, 1): 2, Version(1, 2): 3}
+
+
+def test_a_learner_that_starts_again_gives_the_weights_of_its_base_a_second_name():
+    view = view_of(start(1), step(1, 1), step(1, 2), start(2, base=1))
+    assert view.is_same(Version(1, 1), Version(2, 1))
+    assert not view.is_same(Version(1, 0), Version(2, 1))
+    assert not view.is_same(Version(1, 2), Version(2, 2)), "one is void, the other is not there"
+    view.apply(5, step(2, 2))
+    assert not view.is_same(Version(1, 2), Version(2, 2)), "another step was taken in its place"
+    view.apply(6, start(3, base=2))
+    assert view.is_same(Version(2, 2), Version(3, 2))
 
 
 def test_a20_a_start_from_an_older_step_voids_what_follows_it():
@@ -92,19 +102,7 @@ def test_a_chain_that_can_not_be_is_refused(records):
 
 
 def issue(index, rank, pool="p"):
-    return GroupIssue(
-        run=RUN,
-        pool=pool,
-        index=index,
-        kind=EpisodeKind.TRAIN,
-        position=index,
-        size=2,
-        seed=1,
-        models=("m",),
-        ranks={"m": rank},
-        deadline_seconds=1.0,
-        max_offers=1,
-    )
+    return group_issue(RUN, index, pool=pool, ranks={"m": rank}, deadline_seconds=1.0)
 
 
 def test_the_curriculum_numbers_groups_by_pool_and_ranks_by_model():

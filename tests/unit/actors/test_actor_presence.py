@@ -1,6 +1,11 @@
-"""What an actor says of itself while it lives, and that it takes it back."""
+"""What an actor process says of itself while it lives, and that it takes it back."""
 
-from agentjet.actors.process import Actor
+import gc
+
+import pytest
+
+from agentjet.actors.actor import Actor
+from agentjet.actors.process import main
 from agentjet.bus.memory import MemoryBus
 from agentjet.bus.presence import live_actors, renew
 from agentjet.config import SwarmSettings
@@ -19,3 +24,18 @@ async def test_actor_that_leaves_is_not_alive_any_more(memory_bus: MemoryBus):
 
 async def test_actor_that_never_said_anything_leaves_without_an_error(memory_bus: MemoryBus):
     await Actor("merger", "a", SwarmSettings(), RUN, memory_bus).leave()
+
+
+def test_an_actor_collects_garbage_again_once_it_is_imported(capsys: pytest.CaptureFixture[str]):
+    gc.disable()
+    try:
+        with pytest.raises(SystemExit):
+            main("learner", _nothing, needs_model=True, argv=["--help"])
+        assert gc.isenabled()
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    assert "--model" in capsys.readouterr().out
+
+
+async def _nothing(actor: Actor) -> None: ...

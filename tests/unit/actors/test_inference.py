@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentjet.actors import inference
-from agentjet.config.settings import EngineSettings, ModelSettings, SwarmSettings
+from agentjet.config.settings import ModelSettings, SwarmSettings
 from agentjet.errors import EngineError
 
 
@@ -15,10 +15,6 @@ class DyingEngine:
     """Ends by itself a moment after its start."""
 
     is_closed = False
-
-    @classmethod
-    def from_settings(cls, path: str, settings: EngineSettings) -> "DyingEngine":
-        return cls()
 
     async def start(self) -> None: ...
 
@@ -34,8 +30,8 @@ async def test_an_engine_that_is_gone_ends_the_actor(monkeypatch: pytest.MonkeyP
     async def serve(*_: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(inference, "TransformersEngine", DyingEngine)
-    monkeypatch.setattr(inference, "load_tokenizer", lambda path: None)
+    monkeypatch.setattr(inference, "engine_of", lambda of: DyingEngine())
+    monkeypatch.setattr(inference, "load_tokenizer", lambda path: SimpleNamespace(chat_template=""))
     monkeypatch.setattr(inference, "stop_ids", lambda path: frozenset())
     monkeypatch.setattr(inference, "_serve", serve)
     actor: Any = SimpleNamespace(settings=SwarmSettings(models={"m": ModelSettings(path="tiny")}), model="m")

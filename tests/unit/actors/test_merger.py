@@ -2,16 +2,17 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from agentjet.actors import merger as merger_module
-from agentjet.actors.merger import Merger
+from agentjet.actors.merger import CALL_WAIT_SECONDS, Merger
 from agentjet.bus.handler import PostponeError, consume
 from agentjet.bus.memory import MemoryBus
 from agentjet.bus.protocol import StoredMessage
 from agentjet.bus.record import put, read, stream_specs
+from agentjet.errors import MergeError
 from agentjet.merging.timeline import merge_episode
 from agentjet.schemas import subject
 from agentjet.schemas.call import Call, FinishReason, Usage
@@ -179,6 +180,39 @@ async def test_a_call_that_is_not_stored_yet_is_waited_for(bus: MemoryBus):
     await put_call(bus, "c1")
     await stage.handle(message)
     assert isinstance(await slot_record(bus, "a"), Sample)
+
+
+async def test_a_call_that_is_never_stored_is_waited_for_once_though_the_other_models_calls_are_there(
+    bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+):
+    """What model a has must not start the clock of model b anew, or the slot would stay open for ever."""
+    now = [100.0]
+    monkeypatch.setattr(merger_module.time, "monotonic", lambda: now[0])
+    await put_call(bus, "c1")
+    message = await stored_score(bus, score(calls={"a": ("c1",), "b": ("c2",)}))
+    stage = Merger(bus, RUN)
+    for seconds in (0.0, CALL_WAIT_SECONDS - 1.0):
+        now[0] = 100.0 + seconds
+        with pytest.raises(PostponeError):
+            await stage.handle(message)
+    now[0] = 100.0 + CALL_WAIT_SECONDS + 1.0
+    with pytest.raises(MergeError, match="c2 is missing"):
+        await stage.handle(message)
+
+
+async def test_only_named_calls_are_read_unless_a_parent_is_missing(bus: MemoryBus, monkeypatch: pytest.MonkeyPatch):
+    """Whoever reads all calls of an attempt reads those of a runaway agent with them."""
+    read_many, asked = bus.last_many, list[list[str]]()
+
+    async def last_many(stream: str, subjects: Sequence[str]) -> dict[str, StoredMessage]:
+        asked.append(list(subjects))
+        return await read_many(stream, subjects)
+
+    monkeypatch.setattr(bus, "last_many", last_many)
+    for call, parent in (("c1", None), ("c2", "c1"), ("unnamed", None)):
+        await put_call(bus, call, parent=parent)
+    await Merger(bus, RUN).handle(await stored_score(bus, score(calls={"a": ("c1", "c2")})))
+    assert asked == [[subject.call(RUN, "a", ticket().id, 7, CallId(call)) for call in ("c1", "c2")]]
 
 
 async def test_a22_a_score_that_crashes_the_merger_every_time_closes_its_slots(

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -13,7 +14,9 @@ from agentjet.config import ModelSettings, PoolSettings, SwarmSettings
 from agentjet.errors import FINAL_EXIT_CODE, UserError
 
 
-def actor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, model: str = "") -> ActorProcess:
+def actor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, model: str = "", kind: str = "learner"
+) -> ActorProcess:
     """An actor process whose module is `body`: a stand-in `python` drops `-m agentjet.actors.KIND`."""
     script = tmp_path / "actor.py"
     script.write_text(body)
@@ -21,7 +24,7 @@ def actor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, model: str
     python.write_text(f'#!/bin/sh\nshift 2\nexec "{sys.executable}" "{script}" "$@"\n')
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    return ActorProcess(ActorSpec("test", model), ["--config", "x"], {"COLOUR": "blue"}, tmp_path / "logs" / "a.log")
+    return ActorProcess(ActorSpec(kind, model), ["--config", "x"], {"COLOUR": "blue"}, tmp_path / "logs" / "a.log")
 
 
 async def test_an_actor_that_ends_with_zero_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -29,6 +32,20 @@ async def test_an_actor_that_ends_with_zero_is_done(tmp_path: Path, monkeypatch:
     await process.live()
     assert process.num_starts == 1
     assert process.last_line() == "['--config', 'x', '--model', 'small'] blue"
+
+
+async def test_an_actor_without_an_end_is_started_again_when_somebody_stops_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    body = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nprint('up', flush=True)"
+    process = actor(tmp_path, monkeypatch, body + "\ntime.sleep(60)", kind="merger")
+    life = asyncio.ensure_future(process.live())
+    await until(lambda: process.log_path.exists() and "up" in process.log_path.read_text())
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGTERM)
+    await until(lambda: process.num_starts == 2)
+    life.cancel()
+    await asyncio.gather(life, return_exceptions=True)
 
 
 async def test_an_actor_that_crashes_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -44,7 +61,7 @@ async def test_a6_an_actor_that_can_not_start_is_a_named_error_within_seconds(
 ):
     process = actor(tmp_path, monkeypatch, "import sys; sys.exit('agentjet test: no such model')")
     started = time.monotonic()
-    with pytest.raises(UserError, match=r"test does not start \(agentjet test: no such model\)"):
+    with pytest.raises(UserError, match=r"learner does not start \(agentjet test: no such model\)"):
         await process.live()
     assert time.monotonic() - started < 15
     assert process.num_starts == 3
@@ -96,6 +113,13 @@ def test_every_model_has_an_engine_and_every_trained_one_a_learner():
     names = [spec.name for spec in actor_specs(settings)]
     assert {"inference-small", "inference-judge", "learner-small", "rollout", "curriculum"} <= set(names)
     assert "learner-judge" not in names
+
+
+def test_a_model_gets_as_many_engines_as_are_asked_for_each_with_a_log_of_its_own():
+    settings = SwarmSettings(models={"small": ModelSettings(path="a", num_engines=3)})
+    specs = [spec for spec in actor_specs(settings) if spec.kind == "inference"]
+    assert [spec.name for spec in specs] == ["inference-small", "inference-small.2", "inference-small.3"]
+    assert {spec.model for spec in specs} == {"small"}
 
 
 def test_without_a_workflow_no_rollout_is_started():

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from made_issue import group_issue
 
 from agentjet.actors.swarm import Swarm
 from agentjet.bus.memory import MemoryBus
@@ -17,14 +18,12 @@ from agentjet.schemas.ledger import (
     CurriculumStart,
     DropReason,
     GroupDrop,
-    GroupIssue,
     LearnerStart,
     LearnerStep,
     RunFinish,
 )
 from agentjet.schemas.record import Record
 from agentjet.schemas.subject import Stream, stream_name
-from agentjet.schemas.task import EpisodeKind
 
 
 class World:
@@ -52,19 +51,7 @@ class World:
         await self.write(start, "m")
 
     async def issue(self, index: int) -> None:
-        record = GroupIssue(
-            run=self.run,
-            pool="p",
-            index=index,
-            kind=EpisodeKind.TRAIN,
-            position=index,
-            size=2,
-            seed=0,
-            models=("m",),
-            ranks={"m": index},
-            deadline_seconds=60.0,
-            max_offers=1,
-        )
+        record = group_issue(self.run, index, seed=0)
         await self.write(record, subject.CURRICULUM)
 
     async def step(self, number: int, *groups: int) -> None:

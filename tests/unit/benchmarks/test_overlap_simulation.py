@@ -1,13 +1,7 @@
 """The event simulation that `benchmarks/async_overlap.py` compares real runs with."""
 
-import sys
-from pathlib import Path
-
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
 import async_overlap
+import pytest
 import slow_digits
 
 

@@ -7,6 +7,7 @@ import pytest
 from agentjet.bus import ledger as ledger_module
 from agentjet.bus.ledger import LedgerChain
 from agentjet.bus.memory import MemoryBus
+from agentjet.bus.protocol import StoredMessage
 from agentjet.bus.record import stream_specs
 from agentjet.errors import BusFullError, BusTimeoutError, FencedError
 from agentjet.schemas.ids import RunId
@@ -30,6 +31,8 @@ class FlakyBus(MemoryBus):
     def __init__(self) -> None:
         super().__init__()
         self.failures: list[tuple[bool, Exception]] = []
+        self.unread = 0
+        """Reads of the chain's end that fail."""
 
     async def publish(self, *words, **options) -> int:
         if not self.failures:
@@ -38,6 +41,12 @@ class FlakyBus(MemoryBus):
         if is_stored:
             await super().publish(*words, **options)
         raise error
+
+    async def last(self, stream: str, subject: str) -> StoredMessage | None:
+        if self.unread:
+            self.unread -= 1
+            raise BusTimeoutError("no answer")
+        return await super().last(stream, subject)
 
 
 @pytest.fixture
@@ -68,6 +77,25 @@ async def test_an_append_whose_answer_was_lost_is_not_repeated(bus: FlakyBus):
     await chain.append(end("one"))
     await chain.append(end("two"))
     assert await reasons(bus) == ["one", "two"]
+
+
+@pytest.mark.parametrize("unread", [1, 3])
+async def test_an_append_whose_answer_was_lost_in_a_long_outage_is_not_taken_for_a_rival_s(bus: FlakyBus, unread: int):
+    chain = LedgerChain(bus, RUN, "m")
+    await chain.append(end("zero"))
+    bus.failures, bus.unread = [(True, BusTimeoutError("no answer"))], unread
+    await chain.append(end("one"))
+    await chain.append(end("two"))
+    assert await reasons(bus) == ["zero", "one", "two"]
+
+
+async def test_a_rival_s_append_in_a_long_outage_fences(bus: FlakyBus):
+    first, second = LedgerChain(bus, RUN, "m"), LedgerChain(bus, RUN, "m")
+    await second.append(end("rival"))
+    bus.failures, bus.unread = [(False, BusTimeoutError("no answer"))], 1
+    with pytest.raises(FencedError):
+        await first.append(end("ours"))
+    assert await reasons(bus) == ["rival"]
 
 
 async def test_a_rival_s_append_fences(bus: FlakyBus):

@@ -255,6 +255,49 @@ async def test_stages_that_share_places_fetch_no_more_than_they_can_start_togeth
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def test_a_stage_that_finds_no_message_gives_its_place_to_another(
+    memory_bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+):
+    async def handle(_message: StoredMessage) -> None:
+        return None
+
+    monkeypatch.setattr("agentjet.bus.handler._FETCH_SECONDS", 0.05)
+    await memory_bus.ensure_stream(StreamSpec("S", ("s.>",), 10**6))
+    for index in range(3):
+        await memory_bus.publish(f"s.b.{index}", b"", stream="S")
+    place, tasks = asyncio.Semaphore(1), []
+    for name in "ab":
+        consumer = await memory_bus.consumer("S", name, subject=f"s.{name}.>")
+        work = consume(consumer, handle, name=name, on_poison=no_poison, concurrency=8, places=place)
+        tasks.append(asyncio.create_task(work))
+    async with asyncio.timeout(5):
+        while any((await memory_bus.stream_info("S", with_consumers=True)).consumers.values()):
+            await asyncio.sleep(0.01)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_stage_fetches_no_more_than_its_allowance(memory_bus: MemoryBus):
+    running, go, may = [], asyncio.Event(), [2, 1]
+
+    async def handle(message: StoredMessage) -> None:
+        running.append(message.sequence)
+        await go.wait()
+
+    async def allowance() -> int:
+        while not may:
+            await go.wait()
+            return 10
+        return may.pop(0)
+
+    async with stage(memory_bus, handle, num_messages=6, concurrency=5, allowance=allowance) as consumer:
+        await asyncio.sleep(0.05)
+        assert (running, await consumer.num_pending()) == ([1, 2, 3], 3)
+        go.set()
+        await drained(memory_bus)
+
+
 async def test_a_bus_that_is_gone_for_good_ends_the_stage(memory_bus: MemoryBus):
     class Gone:
         async def fetch(self, batch: int, timeout_seconds: float) -> Sequence[Delivery]:

@@ -4,12 +4,14 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from agentjet.bus.connection import _Client
 from agentjet.bus.message import (
     delivery_position,
     from_delivery,
     from_direct,
     from_get,
     num_delivered,
+    parse_headers,
     parse_time,
     status_of,
 )
@@ -63,3 +65,14 @@ def test_only_an_empty_message_with_a_status_is_a_status():
     assert status_of(message(data=b"", headers={"Status": "404"})) == "404"
     assert status_of(message(data=b"x", headers={"Status": "404"})) is None
     assert status_of(message(data=b"")) is None
+
+
+def test_headers_read_as_nats_py_reads_them():
+    lines = (
+        "AJ-Schema: call/1.0\r\nNats-Subject:\taj.r.call\r\nEmpty:\r\nTime: 10:20\r\nno colon\r\nName: Žižkov\r\n\r\n"
+    )
+    raw = lines.encode()
+    assert parse_headers(raw) == Client._parse_header_lines(raw)
+    assert _Client._parse_header_lines is parse_headers
+    broken = b"Name: \xff\r\n"
+    assert parse_headers(broken) == Client._parse_header_lines(broken) == {"Name": "\ufffd"}

@@ -44,12 +44,55 @@ def test_t2_stripped_thinking_forks_at_the_point_of_difference():
 
 
 def test_thinking_that_the_template_keeps_is_continued():
-    chat = Chat(QWEN)
-    reply = {"role": "assistant", "content": "<think>hm</think>", "tool_calls": calls_of(("add", '{"a": 1}'))}
+    chat = Chat(QWEN.replace("set content = m.content", f"set content = {SHOWS_THINKING}"))
+    reply = {"role": "assistant", "content": None, "tool_calls": calls_of(("add", '{"a": 1}'))}
+    reply["reasoning_content"] = "hm"
     text = '<think>hm</think>\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
     chat.ask([user("q")], text, message=reply, tools=[CALCULATOR])
     second, _ = chat.ask([user("q"), reply, tool("3")], tools=[CALCULATOR])
     assert second.fork is NO_FORK
+
+
+SHOWS_THINKING = "(('<think>' + m.reasoning_content + '</think>' if m.reasoning_content else '') + m.content)"
+
+
+def test_reasoning_that_an_agent_leaves_out_is_put_back():
+    chat = Chat(CHATML.replace("m['content']", SHOWS_THINKING))
+    messages, thoughts = [user("q")], ("hm", "oh", "so")
+    for thought in thoughts:
+        reply = assistant("hi") | {"reasoning_content": thought}
+        prompt, call = chat.ask(messages, f"<think>{thought}</think>hi", message=reply)
+        messages += [assistant("hi") | {"name": "adder"}, user("q")]
+    assert prompt.fork is NO_FORK
+    assert (prompt.conversation.messages[1]["reasoning_content"], call.parent) == ("hm", prompt.parent)
+    assert all(f"<think>{thought}</think>" in chat.tokenizer.decode(prompt.ids) for thought in thoughts[:2])
+
+
+def test_reasoning_that_an_agent_changes_is_an_edit():
+    chat = Chat(CHATML.replace("m['content']", SHOWS_THINKING))
+    reply = assistant("hi") | {"reasoning_content": "hm"}
+    chat.ask([user("q")], "<think>hm</think>hi", message=reply)
+    second, _ = chat.ask([user("q"), reply | {"reasoning_content": "no"}, user("q")])
+    assert second.fork is ForkCause.HISTORY_EDITED
+
+
+NAMING = CHATML.replace("m['role'] + '", "m['role'] + ' ' + (m.name or '') + '")
+
+
+@pytest.mark.parametrize(("template", "fork"), [(CHATML, NO_FORK), (NAMING, ForkCause.TEMPLATE_REWROTE)])
+def test_a_name_put_on_a_reply_counts_only_where_the_template_shows_it(template, fork):
+    chat = Chat(template)
+    named = assistant("hi") | {"name": "adder"}
+    messages = [user("q")]
+    for _ in range(4):
+        prompt, _ = chat.ask(messages)
+        assert prompt.fork is (ForkCause.FIRST if len(messages) == 1 else fork)
+        assert fork is NO_FORK or prompt.ids == chat.encode(chat.render(messages))
+        messages += [named, user("more")]
+    again = History(chat.template, frozenset({chat.end}))
+    for call in chat.calls:
+        again.add(call)
+    assert again.prompt(messages).fork is fork
 
 
 def test_t3_history_keeps_sampled_ids_when_the_text_encodes_otherwise():
@@ -196,15 +239,41 @@ def test_a_history_read_back_from_its_calls_continues_them():
     restored = History(chat.template, frozenset({chat.end}))
     for call in chat.calls:
         restored.add(call)
-    assert restored.prompt(request) == chat.history.prompt(request)
-    assert restored.prompt(request).fork is NO_FORK
+    assert restored.prompt(request).ids == chat.history.prompt(request).ids
+    assert restored.prompt(request).parent == chat.calls[1].call
+
+
+def test_a_reply_that_is_asked_to_go_on_adds_no_message_and_is_read_back_too():
+    chat = Chat()
+    chat.ask([user("a")])
+    second, _ = chat.ask([user("a"), assistant("hi")])
+    restored = History(chat.template, frozenset({chat.end}))
+    for call in chat.calls:
+        restored.add(call)
+    assert (second.num_messages_before, chat.calls[1].messages) == (2, ())
+    request = [user("a"), assistant("hi"), assistant("hi"), user("b")]
+    assert restored.prompt(request).ids == chat.history.prompt(request).ids
+
+
+def test_arguments_that_are_nested_too_deeply_are_kept_as_text():
+    chat = Chat(QWEN)
+    reply = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": calls_of(("add", '{"a": ' + "[" * 300 + "]" * 300 + "}")),
+    }
+    chat.ask([user("q")], "low", message=reply, tools=[CALCULATOR])
+    second, _ = chat.ask([user("q"), reply, tool("3")], tools=[CALCULATOR])
+    assert second.num_messages_before in (0, 2)
 
 
 def test_an_unknown_reply_is_reported():
     chat = Chat()
     chat.ask([user("a")])
     request = [user("a"), assistant("hi"), user("b"), assistant("elsewhere"), user("c")]
-    assert chat.history.prompt(request).misses_reply
+    prompt = chat.history.prompt(request)
+    assert prompt.misses_reply
+    assert (prompt.parent, prompt.fork) == (chat.calls[0].call, ForkCause.HISTORY_EDITED)
     assert not chat.history.prompt(request[:3]).misses_reply
 
 
@@ -218,6 +287,15 @@ def test_a_template_that_refuses_is_a_bad_request():
     chat = Chat("{{ raise_exception('no system role') }}")
     with pytest.raises(BadRequestError, match="no system role"):
         chat.history.prompt([user("a")])
+
+
+def test_a_template_that_can_not_follow_so_deep_a_schema_is_a_bad_request():
+    walk = "{% macro walk(x) %}{% if x is mapping %}{{ walk(x.a) }}{% endif %}{% endmacro %}{{ walk(tools[0]) }}"
+    tool = "low"
+    for _ in range(245):
+        tool = {"a": tool}
+    with pytest.raises(BadRequestError, match="recursion"):
+        Chat("{% if tools %}" + walk + "{% endif %}" + CHATML).ask([user("q")], tools=[tool])
 
 
 TEXT = st.text(alphabet="low hi12\né\u4e2d", max_size=8)
@@ -281,6 +359,29 @@ def test_the_memory_of_a_long_conversation_grows_with_its_length_and_not_its_squ
         messages = [*messages, user(f"question {turn} " * 20)]
         prompt, _ = chat.ask(messages, "low " * 20)
         messages = [*messages, assistant("low " * 20)]
-        sizes[turn + 1] = len(pickle.dumps(chat.history._turns))
+        sizes[turn + 1] = len(pickle.dumps(list(chat.history._turns._by_id.values())))
     assert prompt.fork is NO_FORK
     assert sizes[80] < 2.5 * sizes[40]
+
+
+def test_a_forced_beginning_is_prompt_and_is_continued():
+    chat, forced = Chat(QWEN), '<tool_call>\n{"name": "add", "arguments":'
+    reply = {"role": "assistant", "content": None, "tool_calls": calls_of(("add", '{"a": 1}'))}
+    tools = [CALCULATOR]
+    first, call = chat.ask([user("q")], ' {"a": 1}}\n</tool_call>', message=reply, tools=tools, forced=forced)
+    assert first.ids == chat.encode(chat.render([user("q")], tools) + forced) == call.prompt_ids
+    messages = [user("q"), reply, tool("3")]
+    second, _ = chat.ask(messages, tools=tools)
+    assert second.fork is NO_FORK
+    assert second.ids == first.ids + call.completion_ids + second.increment
+    assert chat.template.decode(second.ids, with_specials=True) == chat.render(messages, tools)
+
+
+def test_a_forced_text_is_continued_where_the_prompt_before_it_was():
+    chat = Chat()
+    chat.ask([user("q")])
+    chat.ask([user("q"), assistant("hi"), user("b")], " low", forced="12")
+    third, _ = chat.ask([user("q"), assistant("hi"), user("b"), assistant("12 low"), user("c")])
+    assert third.fork is NO_FORK
+    messages = [user("q"), assistant("hi"), user("b"), assistant("12 low"), user("c")]
+    assert chat.template.decode(third.ids, with_specials=True) == chat.render(messages)

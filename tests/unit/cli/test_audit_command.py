@@ -10,6 +10,7 @@ WHOLE = AuditReport(
     issued=880,
     ended=880,
     scored=880,
+    failed=0,
     sampled=880,
     sampled_slots=880,
     settled=880,
@@ -23,6 +24,7 @@ WHOLE = AuditReport(
     duplicated=0,
     issued_not_ended=Difference(),
     ended_not_scored=Difference(),
+    unjudged=0,
     scored_not_sampled=Difference(),
     sampled_not_settled=Difference(),
     states={},
@@ -49,7 +51,8 @@ def test_every_difference_is_explained_in_words():
     report = replace(
         WHOLE,
         ended=875,
-        scored=873,
+        scored=869,
+        failed=4,
         sampled=820,
         sampled_slots=820,
         settled=800,
@@ -68,11 +71,12 @@ def test_every_difference_is_explained_in_words():
     )
     assert lines(report) == [
         "issued   880 tickets in 110 groups",
-        "ended    875; 5 not ended yet, the oldest p-9.0.0 for 12.3 s",
-        "scored   873; 2 not scored yet, the oldest p-8.0.0 for 3.0 s; "
-        "3 of them without an end (never claimed, or not ended in time)",
+        "ended    875; 5 not ended yet, the oldest p-9.0.0 for 12.3 s; "
+        "3 of them by the curriculum, as nobody ended them in time",
+        "scored   869; 4 failed (2 played again, 2 dead); "
+        "2 neither scored nor failed yet, the oldest p-8.0.0 for 3.0 s",
         "sampled  820 samples and tombstones; 2 not sampled yet, the oldest m p-7.0 for 0:01:30; "
-        "49 of evaluations, which reach no learner; 2 failed and played again",
+        "49 of evaluations, which reach no learner; 2 played again instead",
         "settled  800 slots; 760 samples trained; 30 not settled yet, the oldest m p-6.0 for 1.0 s; "
         "30 not trained: of 3 dropped groups, or without a reward",
         "lost 1, duplicated 0",

@@ -61,6 +61,9 @@ def test_config_check_counts_what_it_found(folder, capsys):
         ('[models.m]\npath = "./absent"', "absent"),
         ('[pools.p]\nworkflow = "agent.py:run"', "pools.p.workflow: there is no file"),
         ('[pools.p]\ntasks = "tasks.jsonl"', "pools.p.tasks: there is no file"),
+        ('[models.m]\npath = "tiny"\ntool_parser = "lama"', "models.m.tool_parser: 'lama' is not known"),
+        ('[models.m]\npath = "tiny"\ntool_parser = "vllm:lama"', "models.m.tool_parser: "),
+        ('[models.m]\npath = "tiny"\nengine = { kind = "vllm", vllm = { colour = 1 } }', "models.m.engine."),
     ],
 )
 def test_config_check_finds_missing_files(folder, capsys, text, said):

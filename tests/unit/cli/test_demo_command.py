@@ -49,13 +49,13 @@ def config(tmp_path: Path) -> Path:
 
 def test_going_on_leaves_the_run_s_file_as_it_is(config: Path):
     before = config.read_text()
-    assert _continued(config, None, None, None) is recipe_for("tiny", 1)
+    assert _continued(config, None, None, None, None) is recipe_for("tiny", 1)
     assert config.read_text() == before
 
 
 def test_going_on_with_more_steps_changes_only_their_number(config: Path):
     before = config.read_text()
-    _continued(config, "tiny", 1, 20)
+    _continued(config, "tiny", 1, "transformers", 20)
     assert load(config).settings.run.num_steps == 20
     assert config.read_text() == before.replace("num_steps = 7", "num_steps = 20")
 
@@ -64,15 +64,20 @@ def test_going_on_with_more_steps_changes_only_their_number(config: Path):
 def test_going_on_with_another_model_is_refused(config: Path, model: str | None, models: int | None):
     before = config.read_text()
     with pytest.raises(UsageError, match="holds a run of 1 x tiny"):
-        _continued(config, model, models, 20)
+        _continued(config, model, models, None, 20)
     assert config.read_text() == before
+
+
+def test_going_on_with_another_engine_is_refused(config: Path):
+    with pytest.raises(UsageError, match=r"engine\.kind = transformers; leave --engine out"):
+        _continued(config, None, None, "vllm", None)
 
 
 def test_a_run_that_is_up_is_not_touched(config: Path):
     before = config.read_text()
     RunPlace(config.parent).announce("nats://127.0.0.1:4222", os.getpid())
     with pytest.raises(UserError, match=f"is up .server pid {os.getpid()}"):
-        _continued(config, None, None, 20)
+        _continued(config, None, None, None, 20)
     assert config.read_text() == before
 
 

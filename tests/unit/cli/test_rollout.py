@@ -73,6 +73,14 @@ def test_wrong_words_are_one_sentence(words, code, said, capsys):
     assert said in capsys.readouterr().err
 
 
+def test_eval_of_what_is_not_here_says_what_it_takes(capsys):
+    words = ["--set", "eval.pool=p", "--set", "pools.p.workflow=agent.py:run", "--set", "models.m.path=tiny"]
+    assert run(["eval", "SomeOrg/some-model", *words]) == 1
+    said = capsys.readouterr().err
+    assert "'SomeOrg/some-model' is neither a checkpoint (" in said
+    assert "nor a preset (smollm2-135m, tiny), nor a folder with config.json and *.safetensors" in said
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -123,3 +131,32 @@ async def test_reward_function_that_raises_makes_it_invalid(folder):
     (folder / "judge.py").write_text("def score(task, episode):\n    raise KeyError('x')\n")
     (score,) = await score_all([episode()], PoolSettings(reward=f"{folder}/judge.py:score"))
     assert (score.outcome, score.reward) == (Outcome.INVALID, None)
+
+
+async def test_the_repeats_of_a_task_are_judged_together_and_tasks_apart(folder):
+    (folder / "judge.py").write_text(
+        "def judge(task, episodes):\n"
+        "    best = max(one['result'] for one in episodes)\n"
+        "    return [(one['result'] == best) + 10 * one['member'] for one in episodes]\n"
+    )
+    played = [(1, 3.0), (1, 5.0), (2, 4.0)]
+    episodes = [episode(result=result) for _, result in played]
+    for place, (seed, _) in enumerate(played):
+        ticket = episodes[place].ticket.model_copy(update={"seed": seed, "group": GroupId(f"p-{place}")})
+        episodes[place] = episodes[place].model_copy(update={"ticket": ticket})
+    fault = Fault(kind="EngineError", message="gone")
+    lost = episode(status=EndStatus.FAILED, fault=fault)
+    scores = await score_all([*episodes, lost], PoolSettings(group_judge=f"{folder}/judge.py:judge"))
+    assert [(one.outcome, one.reward) for one in scores] == [
+        (Outcome.INVALID, None),
+        (Outcome.SCORED, 0.0),
+        (Outcome.SCORED, 11.0),
+        (Outcome.SCORED, 1.0),
+    ]
+
+
+async def test_a_judge_that_raises_gives_no_episode_a_reward(folder):
+    (folder / "judge.py").write_text("def judge(task, episodes):\n    raise KeyError('x')\n")
+    (score,) = await score_all([episode()], PoolSettings(group_judge=f"{folder}/judge.py:judge"))
+    assert score.reward is None
+    assert score.fault is not None and "KeyError" in score.fault.message

@@ -1,13 +1,16 @@
 """What `agentjet up` refuses, and how its options reach the actors."""
 
 import fcntl
+import shlex
 from pathlib import Path
 
 import pytest
 
+from agentjet.actors.swarm import Swarm
 from agentjet.cli.main import run
-from agentjet.cli.up import variables
-from agentjet.config.load import load
+from agentjet.cli.target import Target
+from agentjet.cli.up import what_next
+from agentjet.config.load import load, variables
 from agentjet.config.place import RunPlace
 
 CONFIG = """
@@ -56,3 +59,37 @@ def test_options_read_the_same_from_the_actors_environment(here):
     assert by_environment == by_options
     assert by_options.models["Big"].learner.batch_groups == 3
     assert by_options.run.dir == here / "x"
+
+
+def test_names_that_only_the_options_know_keep_their_capitals_on_the_way_to_the_actors(here, monkeypatch):
+    (here / "swarm.toml").write_text(CONFIG)
+    given = {"models.Qwen.path": "tiny", "models.BIG.path": "tiny", "models.Big.path": "smollm2-135m"}
+    given |= {"pools.Guess.workflow": "a.py:run", "pools.Guess.models": '["Qwen"]'}
+    by_options = load(None, given, environment={}).settings
+    around = {"AGENTJET_MODELS__BIG__PATH": "of the shell", "AGENTJET_MODELS__BIG__LEARNER__BATCH_GROUPS": "5"}
+    by_environment = load(None, environment=variables(given) | around).settings
+    assert list(by_environment.models) == list(by_options.models) == ["Big", "Qwen", "BIG"]
+    assert by_environment.pools == by_options.pools
+    assert by_environment.models["Big"].path == "smollm2-135m"
+    assert by_environment.models["Big"].learner.batch_groups == 5
+
+
+def test_its_end_names_the_commands_that_go_on(here):
+    (here / "a b.toml").write_text(CONFIG + "[run]\nis_deterministic = true\n")
+    given = Target(config=Path("a b.toml"), set=("run.seed=7", "run.num_steps=5"))
+    loaded = given.load()
+    assert loaded.path is not None
+    lines = what_next(given, Swarm(loaded.settings, loaded.path), 10)
+    words = [shlex.split(line.partition(": ")[2]) for line in lines]
+    assert [command[1] for command in words] == ["up", "status", "audit", "replay"]
+    assert all(command[-6:] == words[1][-6:] for command in words[1:])
+    options = ["--config", "a b.toml", "--set", "run.seed=7", "--set", "run.num_steps=5"]
+    assert words[0][2:] == [*options, "--set", "run.num_steps=10"]
+
+
+def test_a_run_that_can_not_be_derived_again_names_no_replay(here):
+    (here / "swarm.toml").write_text(CONFIG)
+    loaded = Target(dir=here / "x").load()
+    assert loaded.path is not None
+    lines = what_next(Target(dir=here / "x"), Swarm(loaded.settings, loaded.path), 0)
+    assert not any("replay" in line or "num_steps" in line for line in lines)

@@ -100,6 +100,16 @@ def test_paths_start_from_the_files_folder(file, tmp_path):
     assert folder.models["m"].path == str(tmp_path / "weights")
 
 
+def test_a_group_judge_is_a_file_beside_the_swarm_toml_and_excludes_a_reward_function(file):
+    of = "[pools.guess]\ngroup_judge = 'judge.py:judge'\n"
+    settings = loaded(file, of).settings
+    assert settings.pools["guess"].group_judge == f"{file.parent}/judge.py:judge"
+    assert refusal(file, of + "reward = 'reward.py:score'\n") == (
+        "swarm.toml line 2: pools.guess.group_judge: the pool also has the reward function "
+        f"'{file.parent}/reward.py:score'; keep one of the two"
+    )
+
+
 def test_paths_of_the_command_line_start_from_the_working_directory(file, tmp_path, monkeypatch):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -221,3 +231,23 @@ def test_digest_covers_what_is_computed_only():
     other = base.model_copy(update={"run": RunSettings(seed=1)})
     assert config_digest(base) == config_digest(elsewhere) != config_digest(other)
     assert config_digest(SwarmSettings()) == config_digest(SwarmSettings())
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "localhost"])
+def test_the_gateway_listens_on_the_loopback(file, host):
+    assert loaded(file, f'[gateway]\nhost = "{host}"\n').settings.gateway.host == host
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "trainer.example", ""])
+def test_a_gateway_that_is_open_to_other_machines_has_to_be_meant(file, host):
+    assert "set gateway.allow_remote = true" in refusal(file, f'[gateway]\nhost = "{host}"\n')
+    remote = loaded(file, f'[gateway]\nhost = "{host}"\nallow_remote = true\n')
+    assert remote.settings.gateway.host == host
+
+
+def test_options_of_vllm_are_a_free_table_for_vllm_only(file: Path):
+    model = '[models.m]\npath = "tiny"\n[models.m.engine]\nkind = "vllm"\nvllm = { tensor_parallel_size = 2 }\n'
+    assert loaded(file, model).settings.models["m"].engine.vllm == {"tensor_parallel_size": 2}
+    for line, name in (("vllm = { seed = 2 }", "vllm"), ("is_colocated = true", "is_colocated")):
+        said = refusal(file, f'[models.m]\npath = "tiny"\n[models.m.engine]\n{line}\n')
+        assert said.endswith(f'models.m.engine: {name} is for vLLM; set kind = "vllm", or leave {name} out')

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
+from made_issue import group_issue
 
 from agentjet.bus.clock import BusClock
 from agentjet.bus.memory import MemoryBus
@@ -11,13 +12,13 @@ from agentjet.bus.record import put, stream_specs
 from agentjet.curriculum.board import Board, tickets_of
 from agentjet.curriculum.service import ClaimDesk
 from agentjet.schemas import subject
-from agentjet.schemas.claim import ClaimGrant, ClaimRequest
+from agentjet.schemas.claim import AuthorizeRequest, ClaimGrant, ClaimRequest
 from agentjet.schemas.episode import EndStatus, Episode
 from agentjet.schemas.ids import RunId
 from agentjet.schemas.ledger import GroupIssue
 from agentjet.schemas.score import Outcome, Score
 from agentjet.schemas.subject import Stream
-from agentjet.schemas.task import EpisodeKind, Ticket
+from agentjet.schemas.task import Ticket
 
 RUN = RunId("run-aaaaaa")
 SECRET = b"0123456789abcdef"
@@ -52,20 +53,7 @@ async def bus() -> AsyncIterator[CountingBus]:
 
 
 def issue(client_group: str = "") -> GroupIssue:
-    return GroupIssue(
-        run=RUN,
-        pool="p",
-        index=0,
-        kind=EpisodeKind.TRAIN,
-        position=0,
-        size=2,
-        seed=1,
-        models=("m",),
-        ranks={"m": 0},
-        deadline_seconds=60.0,
-        max_offers=2,
-        client_group=client_group,
-    )
+    return group_issue(RUN, max_offers=2, client_group=client_group)
 
 
 def desk_of(bus: MemoryBus, of: GroupIssue) -> tuple[ClaimDesk, Board]:
@@ -100,6 +88,15 @@ async def test_a_first_claim_costs_one_request(bus: CountingBus):
     assert board.claims[ticket.id].attempt == grant.attempt and board.claims[ticket.id].deadline == grant.deadline
 
 
+async def test_a_key_may_call_the_tickets_models_and_the_untrained_ones(bus: CountingBus):
+    of = issue()
+    ticket, board = first_ticket(of), desk_of(bus, of)[1]
+    desk = ClaimDesk(bus, RUN, board, BusClock(), SECRET, served_models=("judge", *ticket.models))
+    grant = await claim(desk, ticket)
+    may = await desk.authorize(AuthorizeRequest(key=grant.key))
+    assert (may.models, may.untrained) == ((*ticket.models, "judge"), ("judge",))
+
+
 async def test_a_second_claim_looks_for_an_end_first(bus: CountingBus):
     desk, _ = desk_of(bus, issue())
     ticket = first_ticket(issue())
@@ -125,6 +122,26 @@ async def test_a_claim_goes_on_top_of_one_that_another_curriculum_granted(bus: C
     second = await claim(desk, ticket)
     assert second.granted and second.attempt > first.attempt
     assert board.claims[ticket.id].number == 2
+
+
+async def test_an_older_claim_that_is_read_late_hides_no_newer_one(bus: CountingBus, monkeypatch: pytest.MonkeyPatch):
+    ticket, newest, overtaken = first_ticket(issue()), bus.last, False
+    await claim(desk_of(bus, issue())[0], ticket)
+    desk, board = desk_of(bus, issue())
+
+    async def overtaking(stream: str, of: str) -> StoredMessage | None:
+        nonlocal overtaken
+        message = await newest(stream, of)
+        if not overtaken:
+            overtaken = True
+            await claim(desk, ticket)
+        return message
+
+    monkeypatch.setattr(bus, "last", overtaking)
+    start = len(bus.requests)
+    assert (await claim(desk, ticket)).granted
+    assert board.claims[ticket.id].number == 3
+    assert requests_since(bus, start).count("publish") == 4, "two conflicts over the first claim and no other"
 
 
 async def test_a_client_s_ticket_may_have_died_before_its_first_claim(bus: CountingBus):

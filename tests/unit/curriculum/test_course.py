@@ -6,11 +6,13 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_issue import group_issue
 
 from agentjet.accounting.audit import Audit
 from agentjet.accounting.fold import LearnerFold
 from agentjet.config.settings import SwarmSettings
-from agentjet.curriculum.course import Course, load_orders
+from agentjet.curriculum.course import Course
+from agentjet.curriculum.dataset import load_orders
 from agentjet.errors import FencedError
 from agentjet.schemas.claim import OfferRequest
 from agentjet.schemas.ids import RunId, TicketName
@@ -57,9 +59,11 @@ class World:
         self.course = course_of(self.config)
         for sequence, record in enumerate(self.ledger, 1):
             self.course.apply(sequence, float(sequence), record)
-        for score in self.scores:
-            self.course.board.score(score)
+        for time, score in enumerate(self.scores):
+            self.course.scored(score, float(time))
         assert list(self.course.board.groups) == list(before.board.groups)
+        # What was published again and not played is forgotten; publishing it twice changes nothing.
+        assert before.board.paused.items() <= self.course.board.paused.items()
         assert list(self.course.board.open_slots()) == list(before.board.open_slots())
         self.course.incarnation = self.course.ledger.incarnation + 1
         self.write(CurriculumStart(run=RUN, incarnation=self.course.incarnation, config_digest="c"))
@@ -72,9 +76,10 @@ class World:
 
     def play(self):
         """One open ticket gets its outcome; a closed training slot its record for each model."""
-        slots = list(self.course.board.open_slots())
+        self.course.reoffers.take(self.dice.random() * len(self.scores))
+        slots = [slot for slot in self.course.board.open_slots() if slot[2] not in self.course.board.paused]
         if not slots:
-            return False
+            return bool(self.course.reoffers.take(1e9))
         out, member, text = self.dice.choice(slots)
         ticket = self.course.board.ticket(out, member)
         assert ticket.id == text
@@ -83,9 +88,9 @@ class World:
         reward = float(self.dice.random() < 0.5) if outcome is Outcome.SCORED else None
         score = Score(run=RUN, ticket=ticket.without_task(), attempt=1, outcome=outcome, reward=reward)
         self.scores.append(score)
-        again = self.course.board.score(score)
-        assert (again is None) == score.closes_slot
-        assert again is None or TicketName.parse(again.id).offer == ticket.offer + 1
+        self.course.scored(score, float(len(self.scores) - 1))
+        again = TicketName(ticket.group, ticket.member, ticket.offer + 1).id
+        assert self.course.board.is_current(again) != score.closes_slot
         if score.closes_slot:
             for model, rank in ticket.ranks.items():
                 self.samples[model].append(self.slot_record(model, rank, score))
@@ -191,7 +196,7 @@ LEARNERS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(LEARNERS, st.integers(1, 4), st.integers(0, 10**6), st.booleans())
 def test_a_run_with_a_number_of_steps_ends_with_everything_counted_once(learner, num_steps, seed, has_eval):
     evaluation = {"pool": "p", "every_steps": 2, "num_tasks": 2} if has_eval else {}
@@ -210,7 +215,7 @@ def test_a_run_with_a_number_of_steps_ends_with_everything_counted_once(learner,
     assert pins == [f"1-{step}" for step in steps]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(LEARNERS, st.integers(0, 10**6), st.booleans())
 def test_crashes_of_learner_and_curriculum_lose_nothing_and_count_nothing_twice(learner, seed, has_eval):
     evaluation = {"pool": "p", "every_steps": 1, "num_tasks": 1} if has_eval else {}
@@ -223,7 +228,7 @@ def test_crashes_of_learner_and_curriculum_lose_nothing_and_count_nothing_twice(
     assert report.scored_not_sampled.count == report.sampled_not_settled.count == 0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(LEARNERS, LEARNERS, st.integers(0, 10**6))
 def test_two_models_of_one_episode_end_together_whatever_their_batches(one, two, seed):
     evaluation = {"pool": "p", "every_steps": 2, "num_tasks": 1}
@@ -235,7 +240,7 @@ def test_two_models_of_one_episode_end_together_whatever_their_batches(one, two,
     assert 3 in (world.course.learners["a"].num_steps, world.course.learners["b"].num_steps)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(LEARNERS, st.integers(0, 10**6))
 def test_a_finite_data_set_ends_the_run_after_a_last_evaluation(learner, seed):
     pools = {"p": {"tasks": "tasks", "group_size": 2, "num_epochs": 3}}
@@ -324,6 +329,96 @@ def test_no_evaluation_is_issued_while_a_learner_can_take_another_step():
     assert world.course.learners["m"].num_steps == 1
     assert world.course.load("m").num_out > 0
     assert (world.course.evaluation_due(), world.issue()) == (None, None)
+
+
+def test_an_evaluation_goes_on_under_its_pins_when_the_learner_starts_again_from_the_same_step():
+    config = swarm_settings(models={"m": {"batch_groups": 1}}, eval={"pool": "p", "every_steps": 1, "num_tasks": 3})
+    world = World(config, random.Random(0))
+    world.start_learner("m")
+    first = world.issue()
+    world.start_learner("m")
+    rest = [world.issue(), world.issue()]
+    assert world.issue() is None
+    assert [issue.position for issue in (first, *rest)] == [0, 1, 2]
+    assert {str(issue.pins) for issue in (first, *rest)} == {"{'m': '1-0'}"}
+    assert world.course.why_hopeless(first) is None
+    world.restart()
+    assert (world.issue(), world.course.evaluation_due()) == (None, 0)
+
+
+def test_an_evaluation_of_lost_steps_is_hopeless_and_issued_anew():
+    config = swarm_settings(models={"m": {"batch_groups": 1}}, eval={"pool": "p", "every_steps": 1, "num_tasks": 1})
+    world = World(config, random.Random(0))
+
+    def reach_evaluation():
+        while not (world.course.learners["m"].num_steps and world.course.evaluation_due() == 1):
+            while world.issue():
+                pass
+            world.play()
+            world.learn("m")
+            world.checkpoints.clear()
+        issued = world.issue()
+        assert issued is not None and issued.eval_step == 1
+        return issued
+
+    world.start_learner("m")
+    lost = reach_evaluation()
+    assert world.course.why_hopeless(lost) is None
+    world.start_learner("m")
+    assert (
+        world.course.why_hopeless(lost)
+        == "the weights that it was to evaluate are gone with steps that the learner lost"
+    )
+    again = reach_evaluation()
+    assert (lost.pins, again.pins) == ({"m": "1-1"}, {"m": "2-1"})
+    assert world.course.why_hopeless(again) is None
+
+
+def test_a_group_of_a_pool_that_is_gone_is_hopeless():
+    course = course_of(swarm_settings())
+    assert course.why_hopeless(group_issue(RUN, pool="p")) is None
+    assert course.why_hopeless(group_issue(RUN, pool="gone")) == "its pool gone is no longer configured"
+
+
+def test_a_model_that_is_not_evaluated_trains_on_without_cutting_the_evaluation_of_another_short():
+    pools = {name: {"tasks": "t", "group_size": 1, "models": [name]} for name in ("a", "b")}
+    models = {"a": {"batch_groups": 1}, "b": {"batch_groups": 1}}
+    evaluation = {"pool": "a", "every_steps": 1, "num_tasks": 2}
+    world = World(swarm_settings(models=models, pools=pools, eval=evaluation), random.Random(0))
+    world.start_learner("a")
+    world.start_learner("b")
+    while world.issue():
+        pass
+    assert [(issue.kind.value, issue.pool) for issue in world.issues][:3] == [("eval", "a")] * 2 + [("train", "b")]
+    world.restart()
+    assert world.course.evaluation.open_episodes(0) == (2, 2)
+    assert (world.course.evaluation_due(), world.course.room("a")) == (0, 0)
+    assert all(world.course.board.find(f"a-{index}.0.0") != "ended" for index in (0, 1))
+
+
+def test_a_model_that_trains_on_passes_its_own_evaluation_whatever_else_is_out():
+    board = course_of(swarm_settings(models={"one": {}, "two": {}})).board
+    common = {"run": RUN, "size": 2, "deadline_seconds": 60.0, "max_offers": 1, "seed": 1, "position": 0}
+
+    def issue(index, model, kind):
+        ranks = {model: index} if kind is EpisodeKind.TRAIN else {}
+        fields = {"pool": "p", "index": index, "models": (model,), "ranks": ranks, "kind": kind}
+        board.issue(GroupIssue.model_validate(common | fields), float(index))
+
+    for index, (model, kind) in enumerate(
+        [("one", "train"), ("one", "eval"), ("two", "eval"), ("two", "train"), ("one", "train")]
+    ):
+        issue(index, model, EpisodeKind(kind))
+        assert (
+            list(board.groups)
+            == {
+                0: ["p-0"],
+                1: ["p-0", "p-1"],
+                2: ["p-0", "p-1", "p-2"],
+                3: ["p-0", "p-1", "p-3"],
+                4: ["p-0", "p-3", "p-4"],
+            }[index]
+        )
 
 
 def test_a_newer_curriculum_fences():

@@ -4,7 +4,8 @@ import pytest
 
 from agentjet.config.settings import PoolSettings, SwarmSettings
 from agentjet.curriculum.code import CodeWatch
-from agentjet.curriculum.course import Course, load_orders
+from agentjet.curriculum.course import Course
+from agentjet.curriculum.dataset import load_orders
 from agentjet.curriculum.streak import MIN_STOP, PROBE_SECONDS, Streaks, streaks_of
 from agentjet.schemas.episode import Fault
 from agentjet.schemas.ids import RunId
@@ -34,7 +35,7 @@ def score(outcome=Outcome.INVALID, *, pool="sums", ticket: Ticket | None = None,
 
 def failing(count: int, streaks: Streaks, **changes) -> Streaks:
     for _ in range(count):
-        streaks.score(score(**changes))
+        streaks.score(score(**changes), 0.0)
     return streaks
 
 
@@ -50,7 +51,7 @@ def test_from_eight_failures_on_a_person_is_told_which_pool_why_and_where_to_loo
 
 def test_any_reward_ends_a_streak():
     streaks = failing(100, streaks_of(settings_of()))
-    streaks.score(score(Outcome.SCORED, fault=None))
+    streaks.score(score(Outcome.SCORED, fault=None), 0.0)
     assert (streaks.problems(), list(streaks.stops())) == ([], [])
 
 
@@ -73,18 +74,38 @@ def test_admission_stops_after_three_batches_of_failures_in_a_row(batch_groups, 
 
 
 @pytest.mark.parametrize(
-    ("workflow", "judged_by", "culprit", "log"),
+    ("workflow", "judged_by", "is_judged", "culprit", "log"),
     [
-        ("agent.py:run", "client", "the agent", "logs/rollout.log"),
-        ("agent.py:run", "judge.py:score", "the reward function", "logs/reward.log"),
-        ("", "", "the client", "the output of its clients"),
+        ("agent.py:run", "client", False, "the agent", "logs/rollout.log"),
+        ("agent.py:run", "judge.py:score", False, "the reward function", "logs/reward.log"),
+        ("agent.py:run", "judge.py:rank", True, "the group judge", "logs/reward.log"),
+        ("", "", False, "the client", "the output of its clients"),
     ],
 )
-def test_the_one_at_fault_is_named(workflow, judged_by, culprit, log):
-    streaks = failing(40, streaks_of(settings_of(workflow, pools=("sums", "other"))), judged_by=judged_by)
+def test_the_one_at_fault_is_named(workflow, judged_by, is_judged, culprit, log):
+    ticket = score().ticket.model_copy(update={"is_judged": is_judged})
+    streaks = streaks_of(settings_of(workflow, pools=("sums", "other")))
+    failing(40, streaks, ticket=ticket, judged_by=judged_by)
     ((_, sentence, by),) = streaks.stops()
     assert "admission of pool sums stopped" in sentence and f"fix {culprit}:" in sentence
     assert (by, f"see {log};" in streaks.problems()[0]) == (f"the author of {culprit}", True)
+
+
+def test_a_group_judge_that_is_a_file_is_watched_as_well(tmp_path):
+    judge = tmp_path / "judge.py"
+    judge.write_text("def rank(task, episodes): return []\n")
+    of = settings_of("games.agent:run").pools["sums"].model_copy(update={"group_judge": f"{judge}:rank"})
+    assert streaks_of(SwarmSettings.model_construct(pools={"sums": of}, models={})).watched == {"sums"}
+    watch = CodeWatch({"sums": of})
+    judge.write_text("def rank(task, episodes): return [1.0]\n")
+    assert watch.changed() == ["sums"]
+
+
+@pytest.mark.parametrize(("workflow", "is_watched"), [("agent.py:run", True), ("games.agent:run", False)])
+def test_only_of_a_file_it_is_said_that_a_change_is_picked_up(workflow, is_watched):
+    streaks = failing(40, streaks_of(settings_of(workflow)))
+    ((_, sentence, _),) = streaks.stops()
+    assert ("a changed file is picked up" in sentence) == is_watched
 
 
 class World:
@@ -110,8 +131,7 @@ class World:
             count += 1
             for out, member, _ in list(self.course.board.open_slots()):
                 one = score(outcome, ticket=self.course.board.ticket(out, member).without_task())
-                self.course.board.score(one)
-                self.course.streaks.score(one)
+                self.course.scored(one, self.now)
             if outcome is not Outcome.SCORED:
                 rank = issue.ranks["m"]
                 self.write(

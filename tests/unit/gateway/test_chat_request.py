@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from agentjet.gateway.chat_request import parse_chat
 from agentjet.gateway.fault import ApiError
+from agentjet.schemas.call import ToolChoice
 from agentjet.schemas.sampling import Sampling
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "q"}]}
@@ -38,7 +39,7 @@ def test_null_is_absent():
     assert parse(temperature=None, tools=None, private=None) == parse()
 
 
-@pytest.mark.parametrize("name", ["private", "guided_json", "reasoning_effort", "temprature"])
+@pytest.mark.parametrize("name", ["private", "guided_json", "reasoning", "temprature"])
 def test_a16_an_unknown_field_is_refused_by_name(name):
     error = refused(**{name: 1})
     assert (error.param, error.code) == (name, "unknown_parameter")
@@ -57,7 +58,9 @@ def test_fields_that_change_no_token_are_accepted(fields):
     "fields",
     [
         {"tool_choice": "required"},
-        {"tool_choice": {"type": "function", "function": {"name": "add"}}},
+        {"tool_choice": {"type": "function", "function": {"name": "add"}}, "tools": []},
+        {"tool_choice": {"type": "function"}, "tools": [TOOL]},
+        {"tool_choice": "maybe", "tools": [TOOL]},
         {"response_format": {"type": "json_schema", "json_schema": {}}},
         {"top_logprobs": 5},
         {"functions": []},
@@ -65,6 +68,8 @@ def test_fields_that_change_no_token_are_accepted(fields):
         {"n": 0},
         {"n": True},
         {"stop": [""]},
+        {"stop": ["x"] * 65},
+        {"stop": "x" * 257},
         {"temperature": "hot"},
         {"max_tokens": 0},
         {"max_completion_tokens": -1},
@@ -89,9 +94,18 @@ def test_a_missing_field_is_named():
         parse_chat([])
 
 
-def test_tools_are_kept_unless_the_choice_is_none():
-    assert parse(tools=[TOOL]).tools == (TOOL,)
-    assert parse(tools=[TOOL], tool_choice="none").tools == ()
+@pytest.mark.parametrize(
+    ("asked", "choice", "name"),
+    [
+        ({}, ToolChoice.AUTO, ""),
+        ({"tool_choice": "none"}, ToolChoice.NONE, ""),
+        ({"tool_choice": "required"}, ToolChoice.REQUIRED, ""),
+        ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, ToolChoice.REQUIRED, "add"),
+    ],
+)
+def test_tools_stay_in_the_prompt_whatever_the_choice(asked, choice, name):
+    request = parse(tools=[TOOL], **asked)
+    assert (request.tools, request.tool_choice, request.tool_name) == ((TOOL,), choice, name)
 
 
 def test_l3_fields_that_bend_the_distribution_are_lifted_and_listed():
@@ -101,7 +115,14 @@ def test_l3_fields_that_bend_the_distribution_are_lifted_and_listed():
     )
 
 
-@pytest.mark.parametrize("fields", [{"top_p": 0.9}, {"top_k": 5}, {"temperature": 0}, {"presence_penalty": 1}])
+def test_wishes_without_a_switch_are_listed():
+    assert parse(reasoning_effort="low", verbosity="high").lifted == ("reasoning_effort", "verbosity")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"top_p": 0.9}, {"top_k": 5}, {"temperature": 0}, {"presence_penalty": 1}, {"reasoning_effort": "low"}],
+)
 def test_a_strict_gateway_refuses_what_breaks_the_ratio(fields):
     with pytest.raises(ApiError) as caught:
         parse_chat(BODY | fields, is_strict=True)

@@ -2,69 +2,38 @@
 
 import asyncio
 import socket
-from contextlib import asynccontextmanager
 
 import httpx
 import openai
 import pytest
 from chat_models import QWEN, RUN, user
+from gateway_site import site, until
 from openai import AsyncOpenAI
 from small_swarm import SECRET, SmallSwarm
 
 from agentjet.accounting.key import Key, sign
-from agentjet.bus.memory import MemoryBus
 from agentjet.config.settings import GatewaySettings
-from agentjet.errors import EngineError, UserError
+from agentjet.errors import BusTimeoutError, EngineError, UserError
 from agentjet.gateway import ApiError, Gateway, access
 from agentjet.gateway.endpoint import build_app
 from agentjet.gateway.exchange import Exchange
-from agentjet.schemas.call import FinishReason, InferDelta
+from agentjet.gateway.limit import Limits
+from agentjet.merging.timeline import merge_episode
+from agentjet.schemas.call import FinishReason, ForkCause, InferDelta
 from agentjet.schemas.claim import Authorization
 from agentjet.schemas.codec import encode
+from agentjet.schemas.score import Outcome, Score
 from agentjet.schemas.subject import Stream, infer, stream_name
-from agentjet.schemas.task import EpisodeKind
+from agentjet.schemas.task import EpisodeKind, Ticket
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-
-
-class Site:
-    """A swarm, a gateway, and clients."""
-
-    def __init__(self, swarm, gateway, url):
-        self.swarm, self.gateway, self.url = swarm, gateway, url
-
-    @asynccontextmanager
-    async def client(self, key, **options):
-        async with AsyncOpenAI(base_url=self.url, api_key=key, max_retries=0, **options) as client:
-            yield client
-
-    async def say(self, key, text="q", **fields):
-        async with self.client(key) as client:
-            return await client.chat.completions.create(model="m", messages=[user(text)], **fields)
-
-
-@asynccontextmanager
-async def site(bus: MemoryBus, *args, settings=None, **options):
-    async with SmallSwarm(bus, *args, **options).running() as swarm:
-        gateway = Gateway(bus, RUN, settings or GatewaySettings())
-        url = await gateway.start()
-        try:
-            yield Site(swarm, gateway, url)
-        finally:
-            await gateway.close()
 
 
 @pytest.fixture
 async def here(memory_bus):
     async with site(memory_bus) as here:
         yield here
-
-
-async def until(is_true, seconds=15.0):
-    async with asyncio.timeout(seconds):
-        while not is_true():
-            await asyncio.sleep(0.005)
 
 
 async def test_a_chat_of_several_turns_continues_its_ids(here):
@@ -110,10 +79,11 @@ async def test_tool_calls_whole_and_streamed(memory_bus):
             stream = await client.chat.completions.create(model="m", messages=[user("q")], tools=[ADD], stream=True)
             chunks = [chunk.choices[0] async for chunk in stream]
     assert whole.finish_reason == chunks[-1].finish_reason == "tool_calls"
-    assert whole.message.tool_calls[0].function.arguments == '{"a":1}'
+    assert whole.message.tool_calls[0].function.arguments == '{"a": 1}'
     assert whole.message.content == "".join(chunk.delta.content or "" for chunk in chunks) == "see"
-    (streamed,) = [chunk.delta.tool_calls[0] for chunk in chunks if chunk.delta.tool_calls]
-    assert (streamed.index, streamed.function.name, streamed.function.arguments) == (0, "add", '{"a":1}')
+    streamed = [chunk.delta.tool_calls[0] for chunk in chunks if chunk.delta.tool_calls]
+    assert [(piece.index, piece.function.name) for piece in streamed[:2]] == [(0, "add"), (0, None)]
+    assert "".join(piece.function.arguments for piece in streamed) == '{"a": 1}'
 
 
 async def test_a10_malformed_tool_json_reaches_the_agent_as_text(memory_bus):
@@ -164,12 +134,19 @@ async def test_l9_a_model_that_is_not_served_is_refused_with_the_names(here):
 
 
 @pytest.mark.parametrize(
-    "key", ["none", sign(b"x" * 32, Key(RUN, "g-0.0.0", 1, 2e9)), sign(SECRET, Key("o", "t", 1, 2e9))]
+    "key", ["none", sign(b"x" * 32, Key(RUN, "g-0.0.0", 1, 2e9)), sign(SECRET, Key(RUN, "g-0.0.0", 1, 1.0))]
 )
-async def test_a_bad_key_is_refused(here, key):
+async def test_a_forged_or_expired_key_is_refused(here, key):
     with pytest.raises(openai.AuthenticationError) as caught:
         await here.say(key)
     assert caught.value.code == "invalid_api_key"
+
+
+@pytest.mark.parametrize("key", [Key("other", "g-0.0.0", 1, 2e9), Key(RUN, "g-0.0.0", 1, 2e9, role="curriculum")])
+async def test_a_key_of_another_run_or_role_is_forbidden(here, key):
+    with pytest.raises(openai.PermissionDeniedError) as caught:
+        await here.say(sign(SECRET, key))
+    assert caught.value.code == "foreign_key"
 
 
 async def test_an_older_attempts_key_is_superseded(here):
@@ -230,10 +207,44 @@ async def test_l3_overridden_fields_are_reported_once(here):
     assert here.swarm.engine.generations[0].sampling.top_p == 1.0
 
 
+async def test_l3_a_streamed_response_names_what_was_overridden_in_its_own_head(here):
+    async with here.client(await here.swarm.claim()) as client:
+        raw = await client.chat.completions.with_raw_response.create(
+            model="m", messages=[user("q")], top_p=0.5, stream=True
+        )
+        assert raw.headers["x-agentjet-overridden"] == "top_p"
+        assert "".join([chunk.choices[0].delta.content or "" async for chunk in raw.parse()]) == "hi"
+
+
 async def test_the_agent_header_separates_histories(here):
     key = await here.swarm.claim()
     await here.say(key, extra_headers={"x-agentjet-agent": "scout"})
     assert (await here.swarm.calls())[0].agent == "scout"
+    with pytest.raises(openai.BadRequestError, match="at most 200 characters"):
+        await here.say(key, extra_headers={"x-agentjet-agent": "s" * 201})
+
+
+async def test_t7_two_agents_under_one_key_are_two_branches(memory_bus):
+    """By what they say alone: neither sends a header."""
+    async with site(memory_bus, lambda prompt: "low " + prompt[-30:-12], context_length=2048) as here:
+        key = await here.swarm.claim()
+        parent, child = [user("plan the day")], [user("look the weather up")]
+        async with here.client(key) as client:
+            for _ in range(2):
+                for messages in (parent, child):  # A1 B1 A2 B2
+                    answer = await client.chat.completions.create(model="m", messages=messages)
+                    messages += [answer.choices[0].message, user("and then?")]
+        calls = await here.swarm.calls()
+    assert [call.fork for call in calls] == [ForkCause.FIRST] * 2 + [ForkCause.NONE] * 2
+    assert [call.parent for call in calls] == [None, None, calls[0].call, calls[1].call]
+    assert here.gateway.session(key).calls["m"] == [call.call for call in calls]
+    fields = {"group": "g-0", "member": 0, "group_size": 4, "seed": 7, "deadline_seconds": 600.0}
+    claimed = Ticket(run=RUN, pool="g", models=("m",), ranks={"m": 0}, **fields)
+    answered = {model: tuple(named) for model, named in here.gateway.session(key).calls.items()}
+    outcome = {"outcome": Outcome.SCORED, "reward": 1.0, "attempt": calls[0].attempt}
+    score = Score(run=RUN, ticket=claimed, calls=answered, **outcome)
+    report = merge_episode(calls, ticket=claimed, model="m", score=score).report
+    assert (report.num_branches, report.compression_ratio) == (2, 2.0)
 
 
 async def test_closing_a_stream_cancels_the_generation(here):
@@ -273,6 +284,26 @@ async def test_a_retry_after_a_lost_answer_returns_the_recorded_call(here):
     assert len(here.gateway.session(key).calls["m"]) == 1
 
 
+async def test_requests_with_one_idempotency_key_at_once_are_one_call(here):
+    key, headers = await here.swarm.claim(), {"Idempotency-Key": "turn-1"}
+    answers = await asyncio.gather(*(here.say(key, extra_headers=headers) for _ in range(5)))
+    (call,) = await here.swarm.calls()
+    assert {answer.id for answer in answers} == {f"chatcmpl-{call.call}"}
+    assert here.gateway.session(key).calls == {"m": [call.call]}
+
+
+async def test_an_idempotency_key_does_not_stand_for_another_request(here):
+    key, headers = await here.swarm.claim(), {"Idempotency-Key": "turn-1"}
+    first = await here.say(key, extra_headers=headers)
+    for fields in ({"text": "p"}, {"n": 2}, {"extra_headers": headers | {"x-agentjet-agent": "scout"}}):
+        with pytest.raises(openai.UnprocessableEntityError, match="a key of its own") as caught:
+            await here.say(key, **{"extra_headers": headers} | fields)
+        assert (caught.value.code, caught.value.param) == ("idempotency_key_reused", "Idempotency-Key")
+    again = await here.say(key, extra_headers=headers)
+    assert again.id == first.id
+    assert len(here.swarm.engine.generations) == 1
+
+
 async def test_two_equal_requests_are_two_samples(here):
     key = await here.swarm.claim()
     first, second = await here.say(key), await here.say(key)
@@ -305,6 +336,31 @@ async def test_a_call_is_not_cancelled_while_its_retry_looks_for_it(here, monkey
     assert len(here.swarm.engine.generations) == 1
 
 
+async def test_a_retry_that_joins_a_running_stream_gets_all_of_it(memory_bus):
+    async with site(memory_bus, "low low low") as here:
+        here.swarm.engine.go.clear()
+        async with here.client(await here.swarm.claim()) as client:
+
+            async def chunks():
+                stream = await client.chat.completions.create(
+                    model="m", messages=[user("q")], stream=True, extra_headers={"idempotency-key": "x"}
+                )
+                async for chunk in stream:
+                    yield chunk.choices[0].delta.content or ""
+
+            first = chunks()
+            head = await anext(first)
+            second = asyncio.create_task(_joined(chunks()))
+            await until(lambda: here.gateway._exchange._waiting and len(*here.gateway._exchange._waiting.values()) == 2)
+            here.swarm.engine.go.set()
+            assert (head + await _joined(first), await second) == ("low low low", "low low low")
+            assert len(here.swarm.engine.generations) == 1
+
+
+async def _joined(pieces):
+    return "".join([piece async for piece in pieces])
+
+
 async def test_a_marked_retry_after_a_disconnect_never_gets_a_cut_reply(here):
     here.swarm.engine.go.clear()
     key = await here.swarm.claim()
@@ -318,6 +374,33 @@ async def test_a_marked_retry_after_a_disconnect_never_gets_a_cut_reply(here):
     calls = await here.swarm.calls()
     assert [call.finish_reason for call in calls] == [FinishReason.CANCELLED, FinishReason.STOP]
     assert here.gateway.session(key).calls["m"] == [calls[1].call]
+
+
+@pytest.mark.parametrize("header", [{"idempotency-key": "x"}, {"x-stainless-retry-count": "1"}])
+async def test_a_retry_while_the_bus_is_away_is_told_to_come_again_and_then_gets_its_call(here, monkeypatch, header):
+    async def nothing(*_):
+        pass
+
+    async def away(*_):
+        raise BusTimeoutError("reading CALLS: no answer")
+
+    monkeypatch.setattr(Exchange, "_cancel", nothing)  # the caller's leaving is not heard of in time
+    here.swarm.engine.go.clear()
+    key = await here.swarm.claim()
+    with pytest.raises(openai.APITimeoutError):
+        await here.say(key, timeout=0.2, extra_headers={name: header[name] for name in header if name[0] == "i"})
+    here.swarm.engine.go.set()
+    await until(lambda: here.swarm.service.metrics().get("num_calls"))
+    last = here.swarm.bus.last
+    monkeypatch.setattr(here.swarm.bus, "last", away)
+    with pytest.raises(openai.InternalServerError, match="has finished can not be read now") as refused:
+        await here.say(key, extra_headers=header)
+    monkeypatch.setattr(here.swarm.bus, "last", last)
+    again = await here.say(key, extra_headers=header)
+    assert refused.value.status_code == 503
+    assert refused.value.response.headers["retry-after"] == "1"
+    assert again.id == f"chatcmpl-{(await here.swarm.calls())[0].call}"
+    assert len(here.swarm.engine.generations) == 1
 
 
 async def test_a_call_without_http(here):
@@ -455,7 +538,7 @@ async def test_a_caller_that_leaves_while_it_sends_is_no_crash(here):
         sent.append(message)
 
     scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
-    await build_app(here.gateway, max_body_bytes=100)(scope, receive, send)
+    await build_app(here.gateway, Limits(GatewaySettings()))(scope, receive, send)
     assert sent[0]["status"] == 499
 
 

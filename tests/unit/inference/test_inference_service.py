@@ -1,6 +1,7 @@
 """The inference service with a scripted engine on the memory bus."""
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -10,11 +11,13 @@ from small_swarm import SECRET, SmallSwarm, collect
 from agentjet.accounting.key import Key, sign
 from agentjet.bus.memory import MemoryBus
 from agentjet.chat.history import History
+from agentjet.chat.template import ChatTemplate
 from agentjet.errors import EngineError
+from agentjet.inference import history
 from agentjet.inference.override import effective_sampling
 from agentjet.schemas import subject
-from agentjet.schemas.call import FinishReason, ForkCause
-from agentjet.schemas.ids import GroupId, Version, new_call_id
+from agentjet.schemas.call import FinishReason, ForkCause, ToolChoice
+from agentjet.schemas.ids import GroupId, TicketId, Version, new_call_id
 from agentjet.schemas.sampling import Sampling
 from agentjet.schemas.subject import Stream, stream_name
 from agentjet.schemas.task import EpisodeKind, Ticket
@@ -96,12 +99,66 @@ async def test_deltas_join_to_the_content_and_name_one_generation(swarm):
     assert [delta.index for delta in deltas] == sorted({delta.index for delta in deltas})
 
 
+async def test_thinking_and_arguments_stream_apart(memory_bus):
+    text = '<think>\nhm\n</think>\n\nok\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    async with SmallSwarm(memory_bus, text, template=QWEN).running() as swarm:
+        request = swarm.request(await swarm.claim(), [user("q")], tools=(ADD,), stream=True)
+        deltas, reply = await swarm.ask(request)
+    pieces = [piece for delta in deltas for piece in delta.tool_calls]
+    assert reply.message["reasoning_content"] == "".join(delta.reasoning for delta in deltas) == "hm"
+    assert reply.message["content"] == "".join(delta.text for delta in deltas) == "ok"
+    assert (pieces[0].id, pieces[0].name) == (f"call_{request.call}_0", "add")
+    assert len(pieces) > 2, "arguments come as they are drawn"
+    assert "".join(piece.arguments for piece in pieces) == '{"a": 1}'
+
+
+async def test_l13_a_required_call_begins_in_the_prompt_and_is_drawn_freely(memory_bus):
+    async with SmallSwarm(memory_bus, '{"a": 1}}\n</tool_call>', template=QWEN).running() as swarm:
+        key = await swarm.claim()
+        request = swarm.request(key, [user("q")], tools=(ADD,), tool_choice=ToolChoice.REQUIRED, tool_name="add")
+        _, reply = await swarm.ask(request)
+        _, count = await swarm.ask(request.model_copy(update={"call": new_call_id(), "only_counts": True}))
+        assert count.usage.prompt_tokens == reply.usage.prompt_tokens
+        assert swarm.engine.prompt_text().endswith('<tool_call>\n{"name": "add", "arguments": ')
+        assert reply.finish_reason is FinishReason.TOOL_CALLS
+        assert reply.message["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+        swarm.engine.reply = "hi"
+        result = {"role": "tool", "content": "1", "tool_call_id": reply.message["tool_calls"][0]["id"]}
+        await swarm.ask(swarm.request(key, [user("q"), reply.message, result], tools=(ADD,)))
+        first, second = await swarm.calls()
+    assert (second.parent, second.fork) == (first.call, ForkCause.NONE)
+
+
+async def test_the_first_delta_alone_tells_the_counts_of_the_prompt(swarm):
+    deltas, reply = await swarm.ask(swarm.request(await swarm.claim(), [user("q")], stream=True))
+    (first,) = [delta.usage for delta in deltas if delta.usage is not None]
+    assert deltas[0].usage == first
+    assert (first.prompt_tokens, first.cached_tokens) == (reply.usage.prompt_tokens, reply.usage.cached_tokens)
+
+
+async def test_a_count_is_that_of_the_prompt_and_stores_nothing(swarm):
+    key = await swarm.claim()
+    _, reply = await swarm.ask(swarm.request(key, [user("q")], only_counts=True))
+    assert (await swarm.calls(), swarm.engine.generations) == ([], [])
+    _, whole = await swarm.ask(swarm.request(key, [user("q")]))
+    assert reply.usage.prompt_tokens == whole.usage.prompt_tokens
+    assert reply.usage.completion_tokens == 0
+
+
+async def test_a_count_waits_for_no_weights(memory_bus):
+    swarm = SmallSwarm(memory_bus)
+    swarm.service = swarm.new_service(admit=asyncio.Event().wait)
+    async with swarm.running():
+        _, reply = await swarm.ask(swarm.request(await swarm.claim(), [user("q")], only_counts=True))
+    assert reply.usage.prompt_tokens > 0
+
+
 async def test_tool_calls_are_parsed(memory_bus):
     text = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
     async with SmallSwarm(memory_bus, text, template=QWEN).running() as swarm:
         _, reply = await swarm.ask(swarm.request(await swarm.claim(), [user("q")], tools=(ADD,)))
     assert reply.finish_reason is FinishReason.TOOL_CALLS
-    assert reply.message["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a":1}'}
+    assert reply.message["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
 
 
 async def test_a10_malformed_tool_json_passes_through(memory_bus):
@@ -123,7 +180,7 @@ async def test_a_forged_key_is_refused(swarm, key):
 async def test_a_key_of_another_run_is_refused_by_name(swarm):
     key = sign(SECRET, Key("other-bbbbbb", "g-0.0.0", 1, 2e9))
     _, reply = await swarm.ask(swarm.request(key, [user("q")]))
-    assert reply.error.status == 401
+    assert (reply.error.status, reply.error.code) == (403, "foreign_key")
     assert "other-bbbbbb" in reply.error.message
 
 
@@ -302,6 +359,30 @@ async def test_weights_that_change_under_a_pinned_call_void_it(swarm):
     assert not await swarm.calls()
 
 
+async def test_a_pin_is_answered_by_its_weights_whatever_a_learner_that_started_again_calls_them(memory_bus):
+    swarm = SmallSwarm(memory_bus)
+    same = {Version(1, 5), Version(2, 5)}
+    swarm.service = swarm.new_service(is_same=lambda one, other: one == other or {one, other} == same)
+    async with swarm.running():
+        swarm.engine.version = Version(2, 5)
+        key = await swarm.claim(kind=EpisodeKind.EVAL, pins={"m": "1-5"})
+        assert (await swarm.ask(swarm.request(key, [user("q")])))[1].version == "2-5"
+        swarm.engine.version = Version(1, 5)
+        key = await swarm.claim(member=1, kind=EpisodeKind.EVAL, pins={"m": "2-5"})
+        assert (await swarm.ask(swarm.request(key, [user("q")])))[1].version == "1-5"
+
+        def update(index):
+            swarm.engine.version = Version(1 + index, 5)
+
+        swarm.engine.reply, swarm.engine.on_draw = "low 12", update
+        key = await swarm.claim(member=2, kind=EpisodeKind.EVAL, pins={"m": "1-5"})
+        _, reply = await swarm.ask(swarm.request(key, [user("q")]))
+        assert (reply.error.code, reply.error.message[:40]) == (
+            "version_unavailable",
+            "the weights changed from 1-5 to 3-5 unde",
+        )
+
+
 async def test_new_generations_wait_for_the_hook(memory_bus):
     opened = asyncio.Event()
     swarm = SmallSwarm(memory_bus)
@@ -337,6 +418,7 @@ async def test_l12_a_stop_string_ends_inside_the_text_and_all_ids_are_kept(swarm
     key = await swarm.claim()
     request = swarm.request(key, [user("q")], sampling=Sampling(stop=("STOP",)), stream=True)
     deltas, reply = await swarm.ask(request.model_copy(update={"given": ("stop",)}))
+    assert reply.stop_string == "STOP"
     (call,) = await swarm.calls()
     assert reply.message["content"] == "low "
     assert "".join(delta.text for delta in deltas) == "low "
@@ -369,6 +451,15 @@ def test_an_evaluation_is_drawn_as_the_ticket_says_from_its_seed():
     later, _ = effective_sampling(asked, exam, given=(), num_calls_before=1)
     assert (sampling.temperature, sampling.max_tokens, overridden) == (0.0, 3, ("temperature",))
     assert sampling.seed == again.seed != later.seed
+
+
+@pytest.mark.parametrize("kind", EpisodeKind)
+def test_a_model_that_the_ticket_does_not_play_draws_as_it_was_asked_to(kind):
+    asked, pool = Sampling(temperature=0.0, top_p=0.5, top_k=3), ticket(kind=kind, sampling=Sampling(max_tokens=9))
+    given = ("temperature", "top_p", "top_k")
+    sampling, overridden = effective_sampling(asked, pool, is_played=False, given=given)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.5, 3)
+    assert (sampling.max_tokens, overridden) == (9, ())
 
 
 def test_members_of_a_group_do_not_share_draws():
@@ -415,13 +506,13 @@ async def test_a_reply_that_fits_no_message_is_refused_at_once_and_says_why():
 
 @pytest.mark.parametrize("content", ["low " * 5_000, [{"type": "text", "text": "low " * 5_000}]])
 async def test_a_long_prompt_does_not_hold_up_the_loop(memory_bus, monkeypatch, content):
-    render = History.prompt
+    render = History.prompt_for
 
     def slow(*args, **options):
         time.sleep(0.3)
         return render(*args, **options)
 
-    monkeypatch.setattr(History, "prompt", slow)
+    monkeypatch.setattr(History, "prompt_for", slow)
     async with SmallSwarm(memory_bus, context_length=50_000).running() as swarm:
         key, gaps = await swarm.claim(), []
 
@@ -436,3 +527,32 @@ async def test_a_long_prompt_does_not_hold_up_the_loop(memory_bus, monkeypatch, 
         ticking.cancel()
     assert reply.message["content"] == "hi"
     assert max(gaps) < 0.25
+
+
+async def test_what_is_read_back_is_read_once_and_rendered_beside_the_loop(swarm, monkeypatch):
+    key, messages = await swarm.claim(), [user("0")]
+    for turn in range(3):
+        _, reply = await swarm.ask(swarm.request(key, messages))
+        messages += [reply.message, user(str(turn))]
+    added, add = list[str](), History.add
+    rendered, render = list[bool](), ChatTemplate.render
+
+    def adding(history, call, **options):
+        added.append(call.call)
+        add(history, call, **options)
+
+    def rendering(template, *args, **options):
+        rendered.append(threading.current_thread() is threading.main_thread())
+        return render(template, *args, **options)
+
+    monkeypatch.setattr(History, "add", adding)
+    monkeypatch.setattr(ChatTemplate, "render", rendering)
+    monkeypatch.setattr(history, "_LONG_CHARS", 1)
+    histories = swarm.service._histories
+    histories._entries.clear()  # as after a restart
+    await swarm.ask(swarm.request(key, messages))
+    assert added == [call.call for call in await swarm.calls()]
+    assert rendered
+    assert not any(rendered)
+    await histories.prompt(TicketId("g-0.0.0"), 1, [*messages, {"role": "assistant", "content": "new"}])
+    assert len(added) == 4

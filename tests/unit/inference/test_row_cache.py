@@ -174,7 +174,7 @@ def test_nothing_is_left_after_clear() -> None:
     assert rows.match(np.asarray([1, 2, 3, 4, 5]))[1] == 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=12), st.booleans()), max_size=25))
 def test_whatever_comes_and_goes_rows_hold_what_their_ids_say(steps: list[tuple[list[int], bool]]) -> None:
     rows = cache(max_rows=3)

@@ -2,7 +2,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -10,19 +10,28 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engine_use import (
+    ask,
+    assert_exact,
+    broken_snapshots,
+    city_prompts,
+    collect,
+    ids_of,
+    learner_differences,
+    prompt,
+    scale_embeddings,
+)
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from agentjet.config import EngineSettings
 from agentjet.errors import ContextLengthError, EngineError, ModelNotFoundError, UnsupportedArchitectureError
-from agentjet.inference.engine import Draw, Engine, Generation
+from agentjet.inference.engine import Draw, Engine
 from agentjet.inference.transformers_engine import TransformersEngine
 from agentjet.pretrained import model_file, tiny_model
 from agentjet.schemas.call import FinishReason
 from agentjet.schemas.ids import Version
-from agentjet.schemas.sampling import Sampling
 
-TOLERANCE = 1e-3
 torch.set_num_threads(1)
 
 
@@ -33,12 +42,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_model.build_tiny(folder)
     scale_embeddings(folder / "model.safetensors", folder / "model.safetensors", 10.0)
     return folder
-
-
-def scale_embeddings(source: Path, target: Path, factor: float) -> None:
-    weights = load_file(source)
-    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"] * np.float32(factor)
-    save_file(weights, target, metadata={"format": "pt"})
 
 
 async def test_settings_describe_an_engine(tiny: Path):
@@ -61,39 +64,6 @@ async def running(path: Path, **settings: Any) -> AsyncIterator[TransformersEngi
         yield engine
     finally:
         await engine.close()
-
-
-def ask(id: str, prompt: Sequence[int], *, stop_ids: frozenset[int] = frozenset(), **sampling: Any) -> Generation:
-    return Generation(id, prompt, Sampling(**({"max_tokens": 12, "seed": 1} | sampling)), stop_ids)
-
-
-async def collect(engine: TransformersEngine, generation: Generation) -> list[Draw]:
-    return [draw async for draw in engine.generate(generation)]
-
-
-def ids_of(draws: Sequence[Draw]) -> list[int]:
-    return [token for draw in draws for token in draw.ids]
-
-
-def logprobs_of(draws: Sequence[Draw]) -> torch.Tensor:
-    return torch.tensor([logprob for draw in draws for logprob in draw.logprobs])
-
-
-def reference(path: Path, prompt: Sequence[int], drawn: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
-    """Log-probs of drawn ids by one plain forward pass."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *drawn]])).logits[0, len(prompt) - 1 : -1]
-    return torch.log_softmax(logits / temperature, -1).gather(1, torch.tensor(drawn)[:, None])[:, 0]
-
-
-def assert_exact(path: Path, prompt: Sequence[int], draws: Sequence[Draw], temperature: float = 1.0) -> None:
-    expected = reference(path, prompt, ids_of(draws), temperature)
-    assert (logprobs_of(draws) - expected).abs().max() <= TOLERANCE
-
-
-def prompt(seed: int, length: int) -> list[int]:
-    return np.random.default_rng(seed).integers(3, 400, length).tolist()
 
 
 async def test_l1_log_probs_equal_those_of_a_plain_forward_pass(tiny: Path) -> None:
@@ -281,6 +251,15 @@ async def test_a_cancelled_generation_frees_its_place_and_others_go_on(tiny: Pat
         assert engine.load.num_running == engine.load.num_waiting == 0
 
 
+async def test_an_id_that_is_used_again_gets_nothing_of_what_was_cancelled(tiny: Path) -> None:
+    async with running(tiny) as engine:
+        for _ in range(20):
+            first = engine.generate(ask("a", prompt(1, 9), max_tokens=400))
+            await anext(first)
+            await first.aclose()
+            assert_exact(tiny, prompt(2, 9), await collect(engine, ask("a", prompt(2, 9), max_tokens=4)))
+
+
 async def test_an_id_in_use_is_refused(tiny: Path) -> None:
     async with running(tiny) as engine:
         first = engine.generate(ask("a", prompt(1, 9), max_tokens=1000))
@@ -326,28 +305,9 @@ async def test_a_running_generation_recomputes_its_cache_under_new_weights(tiny:
         assert_exact(tmp_path, prompt(1, 30 + index) + ids_of(draws[:cut]), draws[cut:])
 
 
-def broken_snapshots(tiny: Path, folder: Path) -> dict[str, Path]:
-    good = load_file(tiny / "model.safetensors")
-    norm = "model.norm.weight"
-    broken = {
-        "missing": {name: value for name, value in good.items() if name != norm},
-        "unknown": good | {"model.extra": np.ones(3, np.float32)},
-        "has floating": good | {norm: np.ones(63, np.float32)},
-        "I64": good | {norm: np.ones(64, np.int64)},
-        "differs": good | {"lm_head.weight": good["model.embed_tokens.weight"] + 1},
-    }
-    paths = {}
-    for index, (words, weights) in enumerate(broken.items()):
-        paths[words] = folder / f"{index}.safetensors"
-        save_file(weights, paths[words])
-    paths["can not be read"] = folder / "garbage.safetensors"
-    paths["can not be read"].write_bytes(b"no safetensors")
-    return paths
-
-
 async def test_a_bad_snapshot_is_refused_and_the_old_weights_serve_on(tiny: Path, tmp_path: Path) -> None:
     async with running(tiny, version=Version(2, 7)) as engine:
-        for words, path in broken_snapshots(tiny, tmp_path).items():
+        for words, path in broken_snapshots(tiny, tmp_path, is_tied=True).items():
             with pytest.raises(EngineError, match=words):
                 await engine.update_weights(Version(2, 8), path)
         assert engine.version == Version(2, 7)
@@ -557,13 +517,8 @@ def test_the_engine_meets_its_protocol(tiny: Path) -> None:
 
 @pytest.mark.slow
 async def test_l1_smollm2_in_bfloat16_stays_near_a_learner_under_autocast() -> None:
-    from transformers import AutoTokenizer
-
     folder = model_file.fetch("smollm2-135m")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    prompts = [
-        tokenizer.encode(f"<|im_start|>user\nName {n} cities.<|im_end|>\n<|im_start|>assistant\n") for n in range(12)
-    ]
+    prompts = city_prompts(folder, 12)
     async with running(folder, dtype="bfloat16") as engine:
         results = await asyncio.gather(
             *(
@@ -571,17 +526,9 @@ async def test_l1_smollm2_in_bfloat16_stays_near_a_learner_under_autocast() -> N
                 for n, ids in enumerate(prompts)
             )
         )
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    differences = []
-    for ids, draws in zip(prompts, results, strict=True):
-        drawn = ids_of(draws)
-        with torch.no_grad():
-            with torch.autocast("cpu", torch.bfloat16):
-                hidden = model.model(torch.tensor([ids + drawn])).last_hidden_state[0, len(ids) - 1 : -1]
-            logits = model.lm_head(hidden.float()) / 0.6
-        expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(drawn)[:, None])[:, 0]
-        differences.append((logprobs_of(draws) - expected).abs())
-    difference = torch.cat(differences)
-    # Measured: mean 0.017, 99.9th percentile 0.18.
+    difference = learner_differences(folder, prompts, results, 0.6)
+    # Measured over 2,560 tokens: mean 0.015, 99th percentile 0.12, 99.9th 0.28. Of the 480 here that is nearly
+    # the maximum, another one on each kind of processor, so it is held to twice the expected bound, where to alarm.
     assert difference.mean() <= 0.03
-    assert difference.quantile(0.999) <= 0.3
+    assert difference.quantile(0.99) <= 0.2
+    assert difference.quantile(0.999) <= 0.6

@@ -5,7 +5,9 @@ import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from made_weights import bfloat16, sha256, trained, weights_file
 
 from agentjet.bus.memory import MemoryBus
 from agentjet.bus.presence import renew
@@ -18,7 +20,7 @@ from agentjet.schemas import subject
 from agentjet.schemas.ids import RunId, Version
 from agentjet.schemas.ledger import LearnerStart, LearnerStep
 from agentjet.schemas.presence import Presence
-from agentjet.schemas.subject import Stream
+from agentjet.schemas.subject import Stream, stream_name
 from agentjet.training.publisher import WeightsPublisher
 from agentjet.training.snapshot import Snapshot
 
@@ -86,9 +88,28 @@ def follower(bus: MemoryBus, engine: ScriptedEngine, folder: Path, hold_seconds:
     return WeightsFollower(bus, RUN, MODEL, engine, folder / "engine", hold_seconds=hold_seconds)
 
 
-def publisher(bus: MemoryBus, folder: Path, route: str = "path", keep: int = 2) -> WeightsPublisher:
-    settings = LearnerSettings.model_validate({"weights_route": route, "keep_weights": keep})
+def publisher(bus: MemoryBus, folder: Path, route: str = "path", keep: int = 2, **more: object) -> WeightsPublisher:
+    settings = LearnerSettings.model_validate({"weights_route": route, "keep_weights": keep, **more})
     return WeightsPublisher(bus, RUN, MODEL, settings, folder / "learner")
+
+
+def engine_on(host: str, version: str = "") -> Presence:
+    return Presence(
+        run=RUN,
+        actor="inference",
+        name=f"e-{host}",
+        models=(MODEL,),
+        host=host,
+        pid=1,
+        started=0.0,
+        state="busy",
+        info={"version": version} if version else {},
+    )
+
+
+async def stopped(task: asyncio.Future[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
 
 
 async def until(condition, seconds: float = 10.0) -> None:
@@ -108,12 +129,13 @@ async def test_an_engine_gets_each_version_by_either_route(bus: MemoryBus, tmp_p
     await out.publish(Version(1, 1), await step(bus, 1), Source("one"))
     await until(lambda: engine.version == Version(1, 1))
     assert engine.loaded[-1] == (Version(1, 1), b"one")
-    task.cancel()
-    assert list((tmp_path / "engine").glob("*")) == []
+    await stopped(task)
+    assert not (tmp_path / "engine").exists()
 
 
 async def test_an_engine_that_does_not_share_the_learners_files_takes_the_blob(bus: MemoryBus, tmp_path: Path):
-    engine, out = ScriptedEngine(), publisher(bus, tmp_path, "bus")
+    engine, out = ScriptedEngine(), publisher(bus, tmp_path, "auto")
+    await renew(bus, engine_on("far"))
     await out.publish(Version(1, 0), await start(bus), Source("zero"))
     (tmp_path / "learner" / "1-0.safetensors").unlink()  # a container of the same host name
     await follower(bus, engine, tmp_path).catch_up()
@@ -127,10 +149,7 @@ async def test_an_engine_elsewhere_that_comes_late_waits_for_the_learner_to_see_
     await follower(bus, engine, tmp_path).catch_up()
     assert engine.loaded == []
     (tmp_path / "far").rename(tmp_path / "learner" / "1-0.safetensors")
-    host = Presence(
-        run=RUN, actor="inference", name="e", models=(MODEL,), host="far", pid=1, started=0.0, state="starting"
-    )
-    await renew(bus, host)
+    await renew(bus, engine_on("far"))
     await out.look()
     (tmp_path / "learner" / "1-0.safetensors").unlink()
     await follower(bus, engine, tmp_path).catch_up()
@@ -215,3 +234,141 @@ async def test_only_the_newest_snapshots_stay_on_disk(bus: MemoryBus, tmp_path: 
     for number in range(1, 12):
         await out.publish(Version(1, number), await step(bus, number), Source(str(number)))
     assert sorted(path.stem for path in (tmp_path / "learner").iterdir()) == ["1-10", "1-11"]
+
+
+class Training:
+    """A learner whose weights take small updates."""
+
+    def __init__(self) -> None:
+        self._rng = np.random.default_rng(0)
+        self._master = self._rng.standard_normal(50_000) * 0.05
+        self.file = b""
+
+    def engine_weights(self, path: Path) -> Snapshot:
+        file = weights_file({"w": ("bfloat16", bfloat16(self._master))})
+        path.write_bytes(file.tobytes())
+        self.file, self._master = file.tobytes(), trained(self._master, 1e-5, self._rng)
+        return Snapshot("bfloat16", len(file), sha256(file))
+
+
+class Weighed(MemoryBus):
+    """Counts the bytes of blobs that are read."""
+
+    num_read = 0
+
+    async def last(self, stream: str, subject: str):
+        message = await super().last(stream, subject)
+        self.num_read += len(message.payload) if message and ".blob." in subject else 0
+        return message
+
+
+@pytest.fixture
+async def weighed() -> AsyncIterator[Weighed]:
+    bus = Weighed()
+    for spec in stream_specs(RUN, max_bytes=2**30):
+        await bus.ensure_stream(spec)
+    yield bus
+    await bus.close()
+
+
+async def test_an_engine_that_follows_gets_every_version_exactly_at_a_fraction_of_the_bytes(weighed, tmp_path: Path):
+    engine, out, learner = ScriptedEngine(), publisher(weighed, tmp_path, "bus"), Training()
+    following = follower(weighed, engine, tmp_path)
+    await out.publish(Version(1, 0), await start(weighed), learner)
+    await following.catch_up()
+    assert weighed.num_read == len(learner.file)
+    weighed.num_read = 0
+    for number in (1, 2, 3):
+        record = await out.publish(Version(1, number), await step(weighed, number), learner)
+        assert (record.base, record.is_blob) == (f"1-{number - 1}", False)
+        await following.catch_up()
+        assert engine.loaded[-1] == (Version(1, number), learner.file)
+    assert weighed.num_read < len(learner.file) / 5
+
+
+async def test_an_engine_that_fell_behind_applies_several_patches_and_loads_once(weighed, tmp_path: Path):
+    engine, out, learner = ScriptedEngine(), publisher(weighed, tmp_path, "bus"), Training()
+    following = follower(weighed, engine, tmp_path)
+    await out.publish(Version(1, 0), await start(weighed), learner)
+    await following.catch_up()
+    weighed.num_read = 0
+    for number in (1, 2, 3):
+        await out.publish(Version(1, number), await step(weighed, number), learner)
+    await following.catch_up()
+    assert engine.loaded[1:] == [(Version(1, 3), learner.file)]
+    assert weighed.num_read < len(learner.file) / 5
+
+
+async def test_a_late_joiner_gets_the_newest_whole_file_and_the_patches_since(weighed, tmp_path: Path):
+    out, learner = publisher(weighed, tmp_path, "bus", snapshot_every=2), Training()
+    await out.publish(Version(1, 0), await start(weighed), learner)
+    wholes = [0]
+    for number in range(1, 6):
+        record = await out.publish(Version(1, number), await step(weighed, number), learner)
+        wholes += [number] if record.is_blob else []
+    assert wholes == [0, 2, 4]
+    engine = ScriptedEngine()
+    await follower(weighed, engine, tmp_path).catch_up()
+    assert engine.loaded == [(Version(1, 5), learner.file)]
+    assert len(learner.file) < weighed.num_read < 1.2 * len(learner.file)
+
+
+async def test_a_base_that_was_damaged_is_found_and_healed_by_a_whole_file(weighed, tmp_path: Path):
+    engine, out, learner = ScriptedEngine(), publisher(weighed, tmp_path, "bus"), Training()
+    following = follower(weighed, engine, tmp_path)
+    await out.publish(Version(1, 0), await start(weighed), learner)
+    await following.catch_up()
+    held = tmp_path / "engine" / "1-0.safetensors"
+    held.write_bytes(held.read_bytes()[:-2] + b"\0\0")
+    await out.publish(Version(1, 1), await step(weighed, 1), learner)
+    await following.catch_up()
+    assert engine.loaded[-1] == (Version(1, 1), learner.file)
+
+
+async def test_patches_that_are_gone_are_made_good_by_a_whole_file(weighed, tmp_path: Path):
+    engine, out, learner = ScriptedEngine(), publisher(weighed, tmp_path, "bus", snapshot_every=2), Training()
+    following = follower(weighed, engine, tmp_path)
+    await out.publish(Version(1, 0), await start(weighed), learner)
+    await following.catch_up()
+    records = [await out.publish(Version(1, number), await step(weighed, number), learner) for number in (1, 2, 3)]
+    lost = await weighed.last(
+        stream_name(RUN, Stream.WEIGHTS), f"{subject.blob(RUN, 'weights')}.{records[0].patch_sha256}.0"
+    )
+    assert lost is not None
+    weighed._stream(stream_name(RUN, Stream.WEIGHTS)).remove(lost.sequence)
+    await following.catch_up()
+    assert engine.loaded[-1] == (Version(1, 3), learner.file)
+
+
+async def test_a20_no_patch_leads_from_a_voided_version(weighed, tmp_path: Path):
+    engine, out, learner = ScriptedEngine(), publisher(weighed, tmp_path, "bus"), Training()
+    following = follower(weighed, engine, tmp_path)
+    await out.publish(Version(1, 0), await start(weighed), learner)
+    for number in (1, 2):
+        await out.publish(Version(1, number), await step(weighed, number), learner)
+    await following.catch_up()
+    again = publisher(weighed, tmp_path, "bus")
+    first = await again.publish(Version(2, 1), await start(weighed, incarnation=2, base_step=1), learner)
+    assert (first.base, first.is_blob) == ("", True)
+    await again.publish(Version(2, 2), await step(weighed, 2, incarnation=2), learner)
+    await following.catch_up()
+    assert engine.loaded[-1] == (Version(2, 2), learner.file)
+
+
+async def test_versions_that_an_engine_has_yet_to_load_stay_on_disk_up_to_a_limit(bus: MemoryBus, tmp_path: Path):
+    out = publisher(bus, tmp_path, keep=1, weights_gib=40 / 2**30)
+    await renew(bus, engine_on("here", version="1-1"))
+    await out.publish(Version(1, 0), await start(bus), Source("0" * 10))
+    for number in range(1, 5):
+        await out.publish(Version(1, number), await step(bus, number), Source(str(number) * 10))
+    assert stems(tmp_path) == ["1-2", "1-3", "1-4"]
+    for number in range(5, 9):
+        await out.publish(Version(1, number), await step(bus, number), Source(str(number) * 10))
+    assert stems(tmp_path) == ["1-4", "1-5", "1-6", "1-7", "1-8"]
+    await renew(bus, engine_on("here", version="1-8"))
+    await out.publish(Version(1, 9), await step(bus, 9), Source("9" * 10))
+    assert stems(tmp_path) == ["1-9"]
+
+
+def stems(folder: Path) -> list[str]:
+    return sorted(path.stem for path in (folder / "learner").iterdir())

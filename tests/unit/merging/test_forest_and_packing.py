@@ -1,44 +1,17 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_sample import sample_of_rows
 
 from agentjet.errors import MergeError
 from agentjet.merging import TokenTrie, pack, plant
 from agentjet.merging.trie import leaf_paths
-from agentjet.schemas.ids import GroupId, RunId
-from agentjet.schemas.sample import MergeReport, Sample, SampledCall
-
-REPORT = MergeReport(num_calls=1, num_branches=1, num_row_tokens=0, num_tree_tokens=0)
-
-
-def make_sample(*rows: tuple[list[int], list[int]]) -> Sample:
-    """A sample of (prompt, completion) rows."""
-    trie = TokenTrie()
-    for prompt, completion in rows:
-        trie.insert([*prompt, *completion])
-    places = [place for prompt, completion in rows for place in trie.places([*prompt, *completion])[len(prompt) :]]
-    return Sample(
-        run=RunId("run-abcdef"),
-        model="m",
-        ticket="p-0.0.0",
-        group=GroupId("p-0"),
-        member=0,
-        rank=0,
-        group_size=1,
-        reward=0.0,
-        segments=trie.segments(),
-        calls=tuple(SampledCall(call=str(i), num_terms=len(row[1]), versions=("1-0",)) for i, row in enumerate(rows)),
-        term_segment=tuple(segment for segment, _ in places),
-        term_offset=tuple(offset for _, offset in places),
-        term_logprob=tuple(0.0 for _ in places),
-        report=REPORT,
-    )
-
+from agentjet.schemas.sample import Sample
 
 rows = st.tuples(
     st.lists(st.integers(0, 2), min_size=1, max_size=5), st.lists(st.integers(0, 2), min_size=1, max_size=4)
 )
-samples = st.lists(rows, min_size=1, max_size=4).map(lambda found: make_sample(*found))
+samples = st.lists(rows, min_size=1, max_size=4).map(sample_of_rows)
 
 
 def contexts(sample: Sample) -> list[tuple[int, ...]]:
@@ -57,7 +30,7 @@ def unique_tokens(group: list[Sample]) -> int:
 
 
 @given(st.lists(samples, min_size=1, max_size=4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_forest_keeps_every_term_and_its_context(group):
     forest = plant(group)
     assert forest.num_tokens == unique_tokens(group)
@@ -80,14 +53,18 @@ def test_a_forest_keeps_every_term_and_its_context(group):
 
 
 def test_a_group_computes_its_shared_prompt_once():
-    group = [make_sample(([1, 2, 3], [4, 5])), make_sample(([1, 2, 3], [4, 6])), make_sample(([1, 2, 3], [7]))]
+    group = [
+        sample_of_rows([([1, 2, 3], [4, 5])]),
+        sample_of_rows([([1, 2, 3], [4, 6])]),
+        sample_of_rows([([1, 2, 3], [7])]),
+    ]
     forest = plant(group)
     assert forest.num_tokens == 3 + 1 + 1 + 1 + 1
     assert forest.term_sample.tolist() == [0, 0, 1, 1, 2]
 
 
 def test_a_term_without_a_token_before_it_is_refused():
-    broken = make_sample(([1], [2])).model_copy(update={"term_offset": (0,)})
+    broken = sample_of_rows([([1], [2])]).model_copy(update={"term_offset": (0,)})
     with pytest.raises(MergeError, match="nothing predicts it"):
         plant([broken])
 
@@ -104,7 +81,7 @@ def test_a_frozen_trie_takes_no_more():
 
 
 @given(st.lists(st.lists(samples, min_size=1, max_size=4), max_size=4), st.integers(1, 40))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_packs_hold_every_sample_once_within_the_budget(groups, budget):
     packs = pack(groups, budget)
     assert sorted(member for packed in packs for member in packed) == [
@@ -120,12 +97,12 @@ def test_packs_hold_every_sample_once_within_the_budget(groups, budget):
 
 
 def test_a_group_above_the_budget_is_cut_into_runs():
-    group = [make_sample(([1, 2], [index, index])) for index in range(10, 16)]
+    group = [sample_of_rows([([1, 2], [index, index])]) for index in range(10, 16)]
     assert pack([group], 6) == [[(0, 0), (0, 1)], [(0, 2), (0, 3)], [(0, 4), (0, 5)]]
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=8), st.randoms())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_trie_does_not_depend_on_the_order_of_arrival(sequences, rng):
     shuffled = list(sequences)
     rng.shuffle(shuffled)

@@ -15,7 +15,7 @@ from agentjet.config.settings import ModelSettings, PoolSettings, RewardSettings
 from agentjet.errors import RewardError, WorkflowError
 from agentjet.reward import Reward
 from agentjet.reward.function import verdict
-from agentjet.reward.scorer import decide
+from agentjet.reward.scorer import decide, question, scored
 from agentjet.schemas import subject
 from agentjet.schemas.episode import PROMPT_TOO_LONG, EndStatus, Episode, Fault
 from agentjet.schemas.ids import GroupId, RunId
@@ -33,6 +33,8 @@ async def score(task, episode):
         case "die": os._exit(7)
         case "nan": return float("nan")
         case "text": return "very good"
+        case "calls": return {"reward": 1, "call_rewards": [0.5] * episode["num_calls"]}
+        case "many": return {"reward": 1, "call_rewards": [0.5, 0.5]}
         case "parts": return {"reward": 0.5, "components": {"s": 0.1}, "agent_rewards": {"a": 1}, "metrics": {"n": 2}}
     return float(episode["result"] == task["answer"])
 """
@@ -100,7 +102,20 @@ def test_a_function_is_asked_only_when_the_agent_gave_no_reward():
 )
 def test_a_return_without_a_finite_number_is_refused(value: object):
     with pytest.raises(RewardError):
-        verdict(value)
+        verdict(value, {})
+
+
+def test_rewards_of_single_calls_are_the_functions_or_else_the_clients():
+    own = episode(calls={"m": ("c", "d")}, call_rewards={"c": 1.0, "d": 0.0}, reward=1.0)
+    by_client = decide(own, "client")
+    assert by_client is not None
+    assert by_client.call_rewards == {"c": 1.0, "d": 0.0}
+    asked = {"reward": 0.5, "call_rewards": [0.25, 0.75]}
+    by_function = scored(own, verdict(asked, question(own)["episode"]["calls"]), judged_by="f")
+    assert by_function.call_rewards == {"c": 0.25, "d": 0.75}
+    assert scored(own, verdict(0.5, own.calls), judged_by="f").call_rewards == {"c": 1.0, "d": 0.0}
+    with pytest.raises(RewardError, match="the return of the reward function: call_rewards has 1 numbers for 2 calls"):
+        verdict({"reward": 1, "call_rewards": [1]}, own.calls)
 
 
 @contextlib.asynccontextmanager
@@ -137,10 +152,10 @@ async def scores(bus: MemoryBus, *ends: Episode) -> list[Score]:
 
 async def test_a_function_scores_the_result_by_the_task(memory_bus: MemoryBus, tmp_path: Path):
     async with scoring(memory_bus, tmp_path) as reward:
-        right, wrong, parts = await scores(
-            memory_bus, episode(0, result="4"), episode(1, result="5"), episode(2, result="parts")
-        )
-        assert reward.metrics()["num_scored"] == 3
+        ends = [episode(index, result=result) for index, result in enumerate(("4", "5", "parts", "calls"))]
+        right, wrong, parts, calls = await scores(memory_bus, *ends)
+        assert reward.metrics()["num_scored"] == 4
+    assert (right.call_rewards, calls.call_rewards) == ({}, {"c": 0.5})
     assert (right.reward, wrong.reward) == (1.0, 0.0)
     assert right.outcome is wrong.outcome is Outcome.SCORED
     assert right.judged_by.endswith("score.py:score")
@@ -151,9 +166,9 @@ async def test_r8_a_function_that_raises_or_gives_no_number_makes_the_episode_in
     memory_bus: MemoryBus, tmp_path: Path
 ):
     async with scoring(memory_bus, tmp_path):
-        ends = [episode(index, result=result) for index, result in enumerate(("raise", "nan", "text"))]
-        raised, nan, text = await scores(memory_bus, *ends)
-    for score in (raised, nan, text):
+        ends = [episode(index, result=result) for index, result in enumerate(("raise", "nan", "text", "many"))]
+        raised, nan, text, many = await scores(memory_bus, *ends)
+    for score in (raised, nan, text, many):
         assert (score.outcome, score.reward) == (Outcome.INVALID, None)
     assert raised.fault is not None
     assert (raised.fault.kind, "no answers" in raised.fault.message) == ("ZeroDivisionError", True)

@@ -19,7 +19,7 @@ def test_everything_that_a_policy_offers_is_on_the_page():
 
 
 def test_the_example_can_be_run(tmp_path: Path):
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    code = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0]
     (tmp_path / "agent.py").write_text(code)
     names = runpy.run_path(str(tmp_path / "agent.py"))
     assert callable(names["run"])

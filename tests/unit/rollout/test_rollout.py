@@ -12,13 +12,14 @@ import pytest
 
 from agentjet.bus.memory import MemoryBus
 from agentjet.bus.presence import renew
-from agentjet.bus.protocol import Request
+from agentjet.bus.protocol import Delivery, Request
 from agentjet.bus.record import put, put_once, read_as, stream_specs
 from agentjet.config.settings import ModelSettings, PoolSettings, RolloutSettings, SwarmSettings
-from agentjet.errors import BusTimeoutError, ConfigError, WorkflowError
+from agentjet.errors import BusTimeoutError, BusUnavailableError, ConfigError, WorkflowError
 from agentjet.rollout import Rollout
 from agentjet.rollout.claiming import claim
-from agentjet.rollout.ending import ended, store_end
+from agentjet.rollout.ending import ended, store_end, store_end_in_time
+from agentjet.rollout.rollout import _Tap
 from agentjet.rollout.stage import Play
 from agentjet.schemas import subject
 from agentjet.schemas.claim import ClaimGrant, ClaimRequest
@@ -28,6 +29,7 @@ from agentjet.schemas.ids import GroupId, RunId, TicketId
 from agentjet.schemas.presence import Presence
 from agentjet.schemas.subject import Stream, stream_name
 from agentjet.schemas.task import EpisodeKind, Ticket
+from agentjet.workers.pool import Failure
 
 RUN = RunId("test-aaaaaa")
 AGENT = """
@@ -44,6 +46,7 @@ async def run(task, policy):
         case "numbers":
             policy.log({1: {2: "two"}})
             return {"reward": 1.0, "result": {"board": [{3: {4: "four"}}]}}
+        case "calls": return {"reward": 1.0, "call_rewards": [0.25]}
         case "long": await asyncio.sleep(60)
     return {"reward": 0.5, "metrics": {"turns": 3}, "result": {"said": policy.models}}
 """
@@ -192,12 +195,13 @@ async def test_an_agents_fault_is_its_episodes_fault(
     assert good.status is EndStatus.COMPLETED
 
 
-async def test_keys_that_are_no_text_become_text(bus: MemoryBus, tmp_path: Path):
+async def test_keys_that_are_no_text_become_text_and_rewards_of_calls_come_along(bus: MemoryBus, tmp_path: Path):
     async with playing(bus, tmp_path, FakeGateway()) as rollout:
-        await offer(bus, ticket(0, "numbers"))
-        episode = await end_of(bus, ticket(0).id)
+        await offer(bus, ticket(0, "numbers"), ticket(1, "calls"))
+        episode, rewarded = await end_of(bus, ticket(0).id), await end_of(bus, ticket(1).id)
         await until_no_tasks(bus)
-        assert rollout.metrics()["num_played"] == 1
+        assert rollout.metrics()["num_played"] == 2
+    assert list(rewarded.call_rewards.values()) == [0.25]
     assert episode.transcript[1] == {"1": {"2": "two"}}
     assert episode.result == {"board": [{"3": {"4": "four"}}]}
 
@@ -257,6 +261,39 @@ async def test_a2_ending_again_has_one_effect_and_the_same_reply(bus: MemoryBus)
     assert (await end_of(bus, ticket(0).id)).reward == 1.0
     late = await store_end(bus, RUN, episode.model_copy(update={"attempt": 6}))
     assert (late.accepted, late.reason) == (False, "superseded")
+
+
+def test_rewards_of_single_calls_go_by_call_and_an_episode_whose_do_not_fit_has_failed():
+    def end(given: object, failure: Failure | None = None) -> Episode:
+        play = Play(1.0, {}, None, (), failure, "", 1.0, given)  # type: ignore[arg-type]
+        return ended(ticket(0), 5, Session({"m": ["x", "y"]}), play, worker="w")
+
+    good, bad, late = end([1.0, 0.0]), end([1.0]), end([1.0], Failure("DeadlineExceeded", "too late"))
+    assert (good.status, good.call_rewards) == (EndStatus.COMPLETED, {"x": 1.0, "y": 0.0})
+    assert (bad.status, bad.call_rewards) == (EndStatus.FAILED, {})
+    assert bad.fault is not None
+    assert (bad.fault.kind, "1 numbers for 2 calls" in bad.fault.message) == ("CallRewardError", True)
+    assert late.fault is not None
+    assert late.fault.kind == "DeadlineExceeded"
+
+
+async def test_an_end_after_the_deadline_s_is_told_that_its_ticket_is_dead(bus: MemoryBus):
+    episode = ended(ticket(0), 5, Session({"m": ["x"]}), Play(1.0, {}, None, (), None, "", 1.0), worker="w")
+    await store_end(bus, RUN, episode.model_copy(update={"attempt": 0, "status": EndStatus.DEAD}))
+    late = await store_end(bus, RUN, episode)
+    assert (late.accepted, late.reason) == (False, "dead")
+
+
+async def test_an_end_is_not_sent_again_over_a_bus_that_is_gone_for_good(
+    bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+):
+    async def gone(*_: object, **__: object) -> int:
+        raise BusUnavailableError("closed; restart this process")
+
+    monkeypatch.setattr(bus, "publish", gone)
+    episode = ended(ticket(0), 5, Session({"m": ["x"]}), Play(1.0, {}, None, (), None, "", 1.0), worker="w")
+    with pytest.raises(BusUnavailableError, match="closed"):
+        await asyncio.wait_for(store_end_in_time(bus, RUN, episode, lambda: 60.0), 5)
 
 
 async def test_an_end_that_the_bus_does_not_take_is_stored_later_and_not_played_again(
@@ -323,12 +360,15 @@ async def test_a_ticket_of_another_pool_is_left_to_others_while_all_places_are_t
         assert len(await other.fetch(1, 0.1)) == 1
 
 
-async def test_draining_finishes_what_runs_and_begins_nothing(bus: MemoryBus, tmp_path: Path):
+async def test_draining_finishes_what_runs_and_begins_nothing(
+    bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agentjet.rollout.rollout._LOOK_SECONDS", 60.0)  # it hears of the last end, and does not look
     await set_engine(bus, os.getpid())
     async with playing(bus, tmp_path, FakeGateway()) as rollout:
         await offer(bus, ticket(0, "wait"))
         await begun(rollout)
-        await rollout.drain(5)
+        await asyncio.wait_for(rollout.drain(60), 30)
         assert rollout.metrics()["num_played"] == 1
         await offer(bus, ticket(1))
         await asyncio.sleep(0.2)
@@ -337,6 +377,20 @@ async def test_draining_finishes_what_runs_and_begins_nothing(bus: MemoryBus, tm
             stream_name(RUN, Stream.TASKS), "tasks-p", subject=subject.tasks_of(RUN, "p"), ack_wait_seconds=30.0
         )
         assert len(await other.fetch(1, 1.0)) == 1  # at once, not after a silence
+
+
+async def test_a_consumer_of_a_draining_rollout_asks_for_nothing_and_never_returns():
+    class Asked:
+        async def fetch(self, batch: int, timeout_seconds: float) -> list[Delivery]:
+            raise AssertionError("a ticket was asked for")
+
+        async def num_pending(self) -> int:
+            return 0
+
+    draining = asyncio.Event()
+    draining.set()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(_Tap(Asked(), draining).fetch(1, 0.01), 0.1)
 
 
 async def test_draining_ends_when_its_time_is_over(bus: MemoryBus, tmp_path: Path):

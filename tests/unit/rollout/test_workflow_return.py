@@ -16,12 +16,17 @@ from agentjet.schemas.sampling import Sampling
     ("value", "reward"), [(1, 1.0), (0.25, 0.25), (True, 1.0), (Fraction(1, 2), 0.5), (None, None)]
 )
 def test_a_number_is_the_reward_and_nothing_leaves_it_open(value: object, reward: float | None):
-    assert returned(value) == {"reward": reward, "metrics": {}, "result": None}
+    assert returned(value) == {"reward": reward, "call_rewards": None, "metrics": {}, "result": None}
 
 
 def test_a_mapping_may_leave_things_out():
-    assert returned({"result": [1]}) == {"reward": None, "metrics": {}, "result": [1]}
+    assert returned({"result": [1]}) == {"reward": None, "call_rewards": None, "metrics": {}, "result": [1]}
     assert returned({"reward": 1, "metrics": {"a": True}})["metrics"] == {"a": 1.0}
+
+
+def test_rewards_of_single_calls_become_numbers_by_text_or_in_order():
+    assert returned({"reward": 1, "call_rewards": {"c": Fraction(1, 2)}})["call_rewards"] == {"c": 0.5}
+    assert returned({"reward": 1, "call_rewards": (1, True)})["call_rewards"] == [1.0, 1.0]
 
 
 def test_not_a_number_is_left_to_the_scorer():

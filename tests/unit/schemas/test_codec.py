@@ -51,7 +51,7 @@ def call(**changes) -> Call:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
 def test_every_record_comes_back_as_it_was(name, data):
     cls = registry()[name]
@@ -60,7 +60,7 @@ def test_every_record_comes_back_as_it_was(name, data):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(body=st.binary(max_size=64) | record_strategy.JSON.map(msgpack.packb))
 def test_any_bytes_give_a_record_or_a_named_error(name, body):
     with contextlib.suppress(RecordError):

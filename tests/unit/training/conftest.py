@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from made_sample import sample_of_rows
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from agentjet.config import AlgorithmSettings, LearnerSettings
-from agentjet.merging import TokenTrie
-from agentjet.schemas.ids import GroupId, RunId
-from agentjet.schemas.sample import MergeReport, Sample, SampledCall
+from agentjet.schemas.sample import Sample
 from agentjet.training.trainer import Trainer
 
 VOCAB = 61
@@ -64,32 +63,13 @@ def make_batch() -> Callable[..., list[list[Sample]]]:
             completion = [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 5))]
             rows.append((list(history), completion))
             history += [*completion, 5, rng.randrange(VOCAB)]
-        trie = TokenTrie()
-        for prompt, completion in rows:
-            trie.insert([*prompt, *completion])
-        places = [at for prompt, completion in rows for at in trie.places([*prompt, *completion])[len(prompt) :]]
-        return Sample(
-            run=RunId("run-abcdef"),
-            model="m",
-            ticket=f"p-{group}.{member}.0",
-            group=GroupId(f"p-{group}"),
+        return sample_of_rows(
+            rows,
+            logprobs=[-4.1 for _, completion in rows for _ in completion],
+            calls=[{"versions": ("1-3",)}] * len(rows),
+            group=group,
             member=member,
-            rank=group,
-            group_size=4,
             reward=reward,
-            segments=trie.segments(),
-            calls=tuple(
-                SampledCall(call=str(i), num_terms=len(row[1]), versions=("1-3",)) for i, row in enumerate(rows)
-            ),
-            term_segment=tuple(segment for segment, _ in places),
-            term_offset=tuple(offset for _, offset in places),
-            term_logprob=tuple(-4.1 for _ in places),
-            report=MergeReport(
-                num_calls=2,
-                num_branches=1,
-                num_row_tokens=sum(len(p) + len(c) for p, c in rows),
-                num_tree_tokens=trie.num_tokens,
-            ),
         )
 
     def make(seed: int, groups: int = 3, rewards: tuple[float, ...] = (1.0, 0.0, 0.5, 0.0)) -> list[list[Sample]]:

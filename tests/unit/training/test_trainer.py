@@ -29,26 +29,6 @@ def test_l2_temperature_divides_logits_not_log_probs():
     assert found.item() == pytest.approx(-0.20806, abs=1e-5)
 
 
-@pytest.mark.parametrize("kept", [0, 7 * 4, 1000])
-def test_the_head_agrees_with_a_plain_log_softmax_in_value_and_gradient(monkeypatch, kept):
-    monkeypatch.setattr("agentjet.training.head.CHUNK_ELEMENTS", 7 * 3)
-    monkeypatch.setattr("agentjet.training.head.KEPT_ELEMENTS", kept)
-    torch.manual_seed(0)
-    hidden = torch.randn(8, 5, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
-    temperature = torch.rand(8, dtype=torch.float64) + 0.5
-    rows, targets = torch.tensor([0, 0, 1, 3, 3, 3, 7]), torch.tensor([1, 2, 3, 4, 4, 5, 6])
-    scale = torch.randn(7, dtype=torch.float64)
-    found, entropy = scored_logprobs(hidden, weight, temperature, rows, targets)
-    plain = ((hidden @ weight.T) / temperature[:, None]).log_softmax(-1)
-    torch.testing.assert_close(found, plain[rows, targets], rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(entropy, -(plain.exp() * plain).sum(-1), rtol=1e-12, atol=1e-12)
-    ours = torch.autograd.grad((found * scale).sum(), (hidden, weight))
-    theirs = torch.autograd.grad((plain[rows, targets] * scale).sum(), (hidden, weight))
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-
-
 def test_a_rounded_weight_passes_its_gradient_unrounded():
     weight = torch.tensor([1.001], requires_grad=True)
     (rounded(weight, torch.bfloat16) * 1.2345).sum().backward()
@@ -166,6 +146,66 @@ def test_r12_tokens_beyond_the_training_limit_are_cut_and_counted(make_trainer, 
     assert result.metrics["cut_tokens"] > 0
     assert result.metrics["shortened_context_tokens"] > 0
     assert result.metrics["computed_tokens"] < make_trainer().step(batch).metrics["computed_tokens"]
+
+
+def test_truncated_replies_do_not_train_but_count_in_the_baseline(make_trainer, make_batch):
+    batch = make_batch(1, groups=1)
+    call = batch[0][0].calls[1]
+    batch[0][0] = batch[0][0].model_copy(
+        update={"calls": (batch[0][0].calls[0], call.model_copy(update={"is_truncated": True}))}
+    )
+    masked = make_trainer({"overlong": "mask"}).step(batch).metrics
+    plain = make_trainer().step(batch).metrics
+    assert masked["trained_tokens"] == plain["trained_tokens"] - call.num_terms
+    assert masked["reward_mean"] == plain["reward_mean"]
+    assert masked["truncation_ratio"] == plain["truncation_ratio"] > 0
+
+
+def test_long_episodes_cost_reward(make_trainer, make_batch):
+    chosen = {"overlong": "penalty", "overlong_tokens": 3, "overlong_buffer_tokens": 2}
+    metrics = make_trainer(chosen).step(make_batch(0, rewards=(1.0, 1.0))).metrics
+    assert 0 < metrics["reward_penalty_mean"] <= 1
+    assert metrics["zero_advantage_ratio"] < 1
+
+
+def test_sequences_that_the_sampler_drew_too_differently_are_rejected(make_trainer, make_batch):
+    chosen = {"rejection": "geometric", "rejection_floor": 0.5, "rejection_cap": 2.0}
+    trainer, batch = make_trainer(chosen), make_batch(1)
+    result = trainer.step(batch)
+    assert 0 < result.metrics["rejected_ratio"] < 1
+    kept = result.metrics["trained_tokens"] / result.metrics["sampled_tokens"]
+    assert kept == pytest.approx(1 - result.metrics["rejected_ratio"])
+
+
+def test_when_everything_is_rejected_nothing_changes(make_trainer, make_batch):
+    trainer = make_trainer({"rejection": "sequence", "rejection_floor": 1e8, "rejection_cap": 1e9})
+    before = trainer.digest
+    result = trainer.step(make_batch(1))
+    assert result.digest == before
+    assert result.metrics["rejected_ratio"] == 1.0
+
+
+def test_ratios_may_refer_to_the_sampler_without_another_pass(make_trainer, make_batch, monkeypatch):
+    trainer = make_trainer({"proximal": "sampler", "correction": "none"}, num_minibatches=2)
+    monkeypatch.setattr(trainer, "_logprobs", lambda *_: pytest.fail("a forward pass that nothing needs"))
+    assert trainer.step(make_batch(1)).metrics["ratio_max"] > 1.5
+
+
+def test_an_entropy_bonus_raises_the_entropy(make_trainer, make_batch):
+    found = {}
+    for coefficient in (0.0, 1.0):
+        trainer = make_trainer({"entropy_coefficient": coefficient}, learning_rate=3e-3)
+        found[coefficient] = [trainer.step(make_batch(0)).metrics["entropy"] for _ in range(4)][-1]
+    assert found[1.0] > found[0.0]
+
+
+@pytest.mark.parametrize("preset", ["grpo", "dapo", "dr_grpo", "gspo", "cispo"])
+def test_every_preset_learns_the_same_bits_twice(make_trainer, make_batch, preset):
+    trainers = [make_trainer({"preset": preset}, num_minibatches=2) for _ in range(2)]
+    results = [[trainer.step(make_batch(seed)) for seed in range(2)] for trainer in trainers]
+    assert [result.digest for result in results[0]] == [result.digest for result in results[1]]
+    assert all(math.isfinite(value) for result in results[0] for value in result.metrics.values())
+    assert results[0][0].metrics["grad_norm"] > 0
 
 
 def test_schedules_warm_up_and_fall(make_trainer, make_batch):

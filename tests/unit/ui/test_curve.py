@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageColor
 from rich.console import Console
@@ -98,7 +98,6 @@ def test_rewards_beyond_one_widen_the_axis_and_leave_shares_to_the_picture():
     assert "20.00│" in text and "-5.00│" in text and "win" not in text
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 1000), st.floats(-1e9, 1e9)), max_size=20),
     st.floats(allow_nan=True, allow_infinity=True),

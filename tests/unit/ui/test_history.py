@@ -4,8 +4,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from made_issue import group_issue
 
 from agentjet.bus.protocol import StoredMessage
 from agentjet.schemas.codec import encode
@@ -55,20 +56,7 @@ def step(number: int, incarnation: int = 1, model: str = "m", **metrics: float) 
 
 
 def issue(index: int, *, kind: EpisodeKind = EpisodeKind.EVAL, eval_step: int = 0, pin: str = "1-0") -> GroupIssue:
-    return GroupIssue(
-        run=RUN,
-        pool="eval",
-        index=index,
-        kind=kind,
-        position=index,
-        size=2,
-        seed=1,
-        models=("m",),
-        pins={"m": pin},
-        deadline_seconds=60.0,
-        max_offers=1,
-        eval_step=eval_step,
-    )
+    return group_issue(RUN, index, pool="eval", kind=kind, ranks={}, pins={"m": pin}, eval_step=eval_step)
 
 
 def score(
@@ -127,7 +115,6 @@ def test_a_series_leaves_out_what_is_absent_or_not_finite():
     assert history.models["m"].latest("loss") == 2.0
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 6), max_size=30))
 def test_records_applied_again_change_nothing(order: list[int]):
     records = [start(), step(1), step(2), start(2, 1), step(2, 2), step(3, 2)]

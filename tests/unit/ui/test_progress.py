@@ -3,10 +3,11 @@ import math
 from typing import Any
 
 import pytest
+from made_issue import group_issue
 from rich.console import Console
 
 from agentjet.schemas.ids import RunId
-from agentjet.schemas.ledger import GroupIssue, LearnerStart, LearnerStep
+from agentjet.schemas.ledger import LearnerStart, LearnerStep
 from agentjet.schemas.presence import Presence, Waiting
 from agentjet.schemas.score import Outcome, Score
 from agentjet.schemas.subject import Stream
@@ -55,7 +56,7 @@ def add_step(history: RunHistory, number: int, model: str, metrics: dict[str, fl
     history.apply(Stream.LEDGER, history.next_sequence(Stream.LEDGER), 1000.0 + 10 * number, step)
 
 
-def add_evaluation(history: RunHistory, reward: float) -> None:
+def add_evaluation(history: RunHistory, reward: float | None) -> None:
     ticket = Ticket(
         run=RUN,
         pool="eval",
@@ -68,20 +69,10 @@ def add_evaluation(history: RunHistory, reward: float) -> None:
         seed=1,
         deadline_seconds=9.0,
     )
-    group = GroupIssue(
-        run=RUN,
-        pool="eval",
-        index=0,
-        kind=EpisodeKind.EVAL,
-        position=0,
-        size=1,
-        seed=1,
-        models=("m",),
-        deadline_seconds=9.0,
-        max_offers=1,
-        eval_step=0,
-    )
-    score = Score(run=RUN, ticket=ticket, attempt=1, outcome=Outcome.SCORED, reward=reward, metrics={"win_ratio": 0.5})
+    group = group_issue(RUN, pool="eval", kind=EpisodeKind.EVAL, size=1, deadline_seconds=9.0, eval_step=0)
+    outcome = Outcome.DEAD if reward is None else Outcome.SCORED
+    metrics = {} if reward is None else {"win_ratio": 0.5}
+    score = Score(run=RUN, ticket=ticket, attempt=1, outcome=outcome, reward=reward, metrics=metrics)
     history.apply(Stream.LEDGER, history.next_sequence(Stream.LEDGER), 1.0, group)
     history.apply(Stream.SCORES, 1, 1.0, score)
 
@@ -190,6 +181,12 @@ def test_the_panel_shows_an_evaluation():
     history = history_of(1)
     add_evaluation(history, 0.75)
     assert "at step 0:  reward 0.750  win 50%" in panel(history)
+
+
+def test_an_evaluation_of_which_nothing_was_scored_says_so():
+    history = history_of(1)
+    add_evaluation(history, None)
+    assert "at step 0:  no episode was scored" in panel(history)
 
 
 def test_without_a_terminal_each_step_is_one_plain_line_and_printed_once():

@@ -2,6 +2,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from made_issue import group_issue
 from rich.console import Console
 
 from agentjet.accounting.ledger import LedgerView
@@ -13,7 +14,6 @@ from agentjet.schemas.ids import RunId
 from agentjet.schemas.ledger import CurriculumStart, GroupIssue, LearnerStart, LearnerStep, RunFinish
 from agentjet.schemas.presence import Presence, Waiting
 from agentjet.schemas.subject import Stream
-from agentjet.schemas.task import EpisodeKind
 from agentjet.ui.status import Facts, assess, fetch
 from agentjet.ui.status_table import render
 
@@ -70,6 +70,12 @@ def test_absent_actor_is_one_line(actor):
     (problem,) = assess(without(actor)).problems
     assert problem.startswith(f"no {actor} ")
     assert " is attached: " in problem
+
+
+def test_a_run_that_is_stopped_is_one_line():
+    assert assess(whole(presences=())).problems == (
+        "no actor is alive: the run is stopped, and `agentjet up` goes on with it",
+    )
 
 
 def test_what_actors_say_needs_a_person_is_a_problem_said_once():
@@ -143,11 +149,34 @@ def test_full_stream_is_a_problem_even_after_the_end():
     assert (status.streams[0].age_seconds, status.streams[0].consumers) == (10.0, {"merger": 3})
 
 
+def test_events_that_fill_their_stream_hold_nobody_up():
+    info = StreamInfo("AJ_r_EVENTS", 10, 100, 100, 1, 10, 150.0)
+    assert assess(whole(streams={Stream.EVENTS: info})).problems == ()
+
+
 def test_waits_have_their_age():
     wait = Waiting(what="samples for step 4", since=130.0, unblocked_by="rollouts")
     status = assess(Facts(RUN, 160.0, (presence("learner", "small", waiting=(wait,)),)))
     assert status.actors[0].waiting[0].seconds == 30.0
     assert status.actors[0].up_seconds == 60.0
+
+
+def test_status_names_an_engine_that_disagrees_and_says_when_they_were_compared():
+    bad = "engine e and the learner of model small disagree on 120 tokens"
+    metrics = {"agreement_mean_nats": 0.25, "agreement_step": 40.0}
+    facts = without("learner")
+    learner = presence("learner", "small", metrics=metrics, problems=(bad,))
+    status = assess(replace(facts, presences=(*facts.presences, learner)))
+    assert status.problems == (bad,)
+    assert (status.models[0].agreement_nats, status.models[0].agreement_step) == (0.25, 40)
+    console = Console(record=True, width=200)
+    with console.capture() as capture:
+        console.print(render(status))
+    assert "2.5e-01 nats (step 40)" in capture.get()
+
+
+def test_engines_that_were_not_compared_yet_are_told_as_such():
+    assert assess(whole()).models[0].agreement_step is None
 
 
 def test_table_shows_problem_wait_and_version():
@@ -199,16 +228,4 @@ async def test_run_that_is_being_set_up_has_no_streams_yet(memory_bus):
 
 
 def issue(ranks: dict[str, int]) -> GroupIssue:
-    return GroupIssue(
-        run=RUN,
-        pool="p",
-        index=0,
-        kind=EpisodeKind.TRAIN,
-        position=0,
-        size=2,
-        seed=0,
-        models=tuple(ranks),
-        ranks=ranks,
-        deadline_seconds=60.0,
-        max_offers=1,
-    )
+    return group_issue(RUN, models=tuple(ranks), ranks=ranks, seed=0)

@@ -103,7 +103,7 @@ async def play(pool: WorkerPool, timeout_seconds: float = 10.0, **task: object):
 
 async def test_a_worker_is_reused(pool: WorkerPool):
     (first, log_1), (second, log_2) = await play(pool), await play(pool)
-    assert first.value == second.value == {"reward": 1.0, "metrics": {}, "result": None}
+    assert first.value == second.value == {"reward": 1.0, "metrics": {}, "result": None, "call_rewards": None}
     assert log_1 == log_2
     assert len(first.digest) == 64
 
@@ -111,7 +111,7 @@ async def test_a_worker_is_reused(pool: WorkerPool):
 async def test_a_plain_function_is_run_too(agent: Path):
     async with open_pool(f"{agent}:plain") as pool:
         done, _ = await play(pool)
-    assert done.value == {"reward": 0.5, "metrics": {"turns": 2.0}, "result": None}
+    assert done.value == {"reward": 0.5, "metrics": {"turns": 2.0}, "result": None, "call_rewards": None}
 
 
 @pytest.mark.parametrize("name", ["loops", "passes_on"])
@@ -119,7 +119,7 @@ async def test_a_plain_function_may_run_a_loop_or_return_what_is_awaited(agent: 
     async with open_pool(f"{agent}:{name}") as pool:
         (first, _), (second, _) = await play(pool), await play(pool)
     assert first.failure is second.failure is None
-    assert first.value == second.value == {"reward": 0.5, "metrics": {}, "result": None}
+    assert first.value == second.value == {"reward": 0.5, "metrics": {}, "result": None, "call_rewards": None}
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,10 @@ def _write(path: Path, code: str) -> None:
 
 async def _gone(pid: int) -> None:
     for _ in range(300):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return
+        except psutil.NoSuchProcess:
             return
         await asyncio.sleep(0.01)
     pytest.fail(f"process {pid} is still there")

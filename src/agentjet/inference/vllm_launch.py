@@ -1,0 +1,123 @@
+"""Starts vLLM's processes for a model.
+
+Invariants: what vLLM settles on is what was asked for, or nothing starts; and log-probs are those that tokens are drawn
+with. It blocks for seconds and belongs in a thread.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from agentjet.errors import EngineError
+from agentjet.inference.engine import Tokenizer
+from agentjet.inference.memory_split import LearnerNeed
+from agentjet.inference.policy_model import choose_dtype
+from agentjet.inference.vllm_options import check_installed, engine_arguments, environment, everywhere, on_cpu
+from agentjet.inference.weight_file import Layout
+from agentjet.pretrained import model_file
+
+_LOGPROBS = "processed_logprobs"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedModel:
+    """What is known of a model that vLLM serves."""
+
+    layout: Layout
+    """What a snapshot of its weights holds."""
+    context_length: int
+    vocab_size: int
+    tokenizer: Tokenizer | None
+    """None where the model has none."""
+
+
+def launch(
+    path: str | Path,
+    *,
+    dtype: str,
+    device: str,
+    num_threads: int | None,
+    max_running: int,
+    cache_tokens: int,
+    prefill_tokens_per_step: int,
+    context_length: int | None,
+    options: Mapping[str, Any],
+    learner: LearnerNeed | None,
+) -> tuple[Any, LaunchedModel]:
+    """vLLM's `AsyncLLM`, and what is known of its model.
+
+    The arguments are those of `VllmEngine`; whatever vLLM raises passes through.
+    """
+    check_installed()
+    folder = model_file.resolve(path)
+    config = AutoConfig.from_pretrained(folder)
+    text_config = config.get_text_config()
+    most = getattr(text_config, "max_position_embeddings", None) or 2048
+    with torch.device("meta"):
+        layout = Layout.of(AutoModelForCausalLM.from_config(config))
+    with environment(everywhere()):
+        on = _device(device)
+        wanted = str(choose_dtype(dtype, torch.device(on))).removeprefix("torch.")
+        if learner is not None and on != "cpu":
+            options = {"gpu_memory_utilization": _engine_share(learner, layout)} | dict(options)
+        with environment(on_cpu(num_threads) if on == "cpu" else {}):
+            arguments = engine_arguments(
+                folder,
+                text_config,
+                dtype=wanted,
+                is_on_cpu=on == "cpu",
+                max_running=max_running,
+                cache_tokens=cache_tokens,
+                prefill_tokens_per_step=prefill_tokens_per_step,
+                context_length=min(context_length or most, most),
+                options=options,
+            )
+            settled = arguments.create_engine_config()
+            check_settled(settled.model_config, wanted)
+            llm = _llm(settled)
+    tokenizer = AutoTokenizer.from_pretrained(folder) if (folder / "tokenizer.json").is_file() else None
+    return llm, LaunchedModel(layout, settled.model_config.max_model_len, text_config.vocab_size, tokenizer)
+
+
+def _device(wanted: str) -> str:
+    """What the installed vLLM computes on. Raises EngineError when that is not what is wanted."""
+    from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
+
+    has: str = current_platform.device_type
+    if wanted not in ("auto", has):
+        raise EngineError(
+            f"engine.device is {wanted!r}, but the installed vLLM computes on {has!r}; install its other extra"
+        )
+    return has
+
+
+def _engine_share(learner: LearnerNeed, layout: Layout) -> float:
+    from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
+
+    total_bytes: int = current_platform.get_device_total_memory()
+    return round(learner.engine_share(total_bytes, layout.num_parameters), 3)
+
+
+def check_settled(model_config: Any, dtype: str) -> None:
+    """Raises EngineError when vLLM would compute otherwise than it was told to."""
+    has = str(model_config.dtype).removeprefix("torch.")
+    if has != dtype:
+        raise EngineError(f"engine.dtype asks for {dtype}, but vLLM would compute in {has}; set engine.dtype = {has!r}")
+    if model_config.logprobs_mode != _LOGPROBS:
+        raise EngineError(
+            f"vLLM would report {model_config.logprobs_mode}, which are not those that tokens are drawn with; this "
+            f"version of it has no {_LOGPROBS}"
+        )
+
+
+def _llm(settled: Any) -> Any:
+    from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports]
+    from vllm.v1.executor import Executor  # pyright: ignore[reportMissingImports]
+
+    from agentjet.inference.vllm_executor import tethered
+
+    return AsyncLLM(settled, tethered(Executor.get_class(settled)), log_stats=False, log_requests=False)

