@@ -2,6 +2,7 @@
 
 from agentjet.config.agreement import AgreementSettings
 from agentjet.config.algorithm import AlgorithmSettings
+from agentjet.config.lora import LoraSettings
 from agentjet.config.settings import (
     CheckpointSettings,
     EngineSettings,
@@ -26,6 +27,7 @@ __all__ = [
     "EvalSettings",
     "GatewaySettings",
     "LearnerSettings",
+    "LoraSettings",
     "ModelSettings",
     "NatsSettings",
     "PoolSettings",

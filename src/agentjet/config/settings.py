@@ -12,6 +12,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from agentjet.config.agreement import AgreementSettings
 from agentjet.config.algorithm import AlgorithmSettings
+from agentjet.config.lora import LoraSettings
 from agentjet.config.section import Count, Natural, Positive, Section, Share
 from agentjet.schemas.ids import check_token
 from agentjet.schemas.sampling import Sampling
@@ -174,6 +175,7 @@ class ModelSettings(Section):
     learner: LearnerSettings = Field(default_factory=LearnerSettings)
     algorithm: AlgorithmSettings = Field(default_factory=AlgorithmSettings)
     agreement: AgreementSettings = Field(default_factory=AgreementSettings)
+    lora: LoraSettings = Field(default_factory=LoraSettings)
 
 
 class PoolSettings(Section):
