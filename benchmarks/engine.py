@@ -37,7 +37,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, ContinuousBatching
 from agentjet.inference.engine import Engine, Generation
 from agentjet.inference.transformers_engine import TransformersEngine
 from agentjet.inference.vllm_engine import VllmEngine
-from agentjet.inference.vllm_options import environment, on_cpu
+from agentjet.inference.vllm_options import environment, on_cpu, with_threads
 from agentjet.pretrained import model_file
 from agentjet.schemas.sampling import Sampling
 
@@ -97,7 +97,8 @@ async def serve_run(folder: Path, threads: int) -> AsyncIterator[Run]:
     # What `vllm serve` starts; that command itself looks for a package named vllm, which the CPU build is not.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--enforce-eager"]
     command += [str(word) for pair in options.items() for word in pair]
-    with environment({} if torch.cuda.is_available() else on_cpu(threads)):
+    is_on_cpu = not torch.cuda.is_available()
+    with environment(on_cpu() if is_on_cpu else {}, with_threads(threads) if is_on_cpu else {}):
         server = await asyncio.create_subprocess_exec(*command, stdout=DEVNULL, stderr=DEVNULL)
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=600, limits=limits) as client:

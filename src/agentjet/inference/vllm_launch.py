@@ -4,11 +4,13 @@ Invariants: what vLLM settles on is what was asked for, or nothing starts; and l
 with. It blocks for seconds and belongs in a thread.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -16,9 +18,18 @@ from agentjet.errors import EngineError
 from agentjet.inference.engine import Tokenizer
 from agentjet.inference.memory_split import LearnerNeed
 from agentjet.inference.policy_model import choose_dtype
-from agentjet.inference.vllm_options import check_installed, engine_arguments, environment, everywhere, on_cpu
+from agentjet.inference.vllm_options import (
+    check_installed,
+    engine_arguments,
+    environment,
+    everywhere,
+    on_cpu,
+    with_threads,
+)
 from agentjet.inference.weight_file import Layout
 from agentjet.pretrained import model_file
+
+log = structlog.get_logger(__name__)
 
 _LOGPROBS = "processed_logprobs"
 
@@ -64,12 +75,19 @@ def launch(
         wanted = str(choose_dtype(dtype, torch.device(on))).removeprefix("torch.")
         if learner is not None and on != "cpu":
             options = {"gpu_memory_utilization": _engine_share(learner, layout)} | dict(options)
-        with environment(on_cpu(num_threads) if on == "cpu" else {}):
+        is_on_cpu = on == "cpu"
+        with environment(on_cpu() if is_on_cpu else {}, with_threads(num_threads) if is_on_cpu else {}):
+            if is_on_cpu:
+                log.info(
+                    "vllm_threads",
+                    num_threads=os.environ["OMP_NUM_THREADS"],
+                    bound_to=os.environ["VLLM_CPU_OMP_THREADS_BIND"],
+                )
             arguments = engine_arguments(
                 folder,
                 text_config,
                 dtype=wanted,
-                is_on_cpu=on == "cpu",
+                is_on_cpu=is_on_cpu,
                 max_running=max_running,
                 cache_tokens=cache_tokens,
                 prefill_tokens_per_step=prefill_tokens_per_step,

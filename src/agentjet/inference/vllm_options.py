@@ -2,7 +2,8 @@
 
 Invariants:
 
-- Options that log-probs, versions or token ids rest on are AgentJet's, and are refused in `engine.vllm` by name.
+- Options that log-probs, versions or token ids rest on are AgentJet's, and are refused in `engine.vllm` by name; so are
+  those that would make log-probs wrong. Of all others the user's value holds.
 - A name that vLLM does not know is refused before anything is loaded.
 
 Importing this module imports no vLLM.
@@ -38,10 +39,28 @@ OWNED = {
     "enable_lora": "",
     "weight_transfer_config": "",
     "return_sampling_mask": "",
-    "speculative_config": "",
     "data_parallel_size": "",
+    "seed": "",
 }
 """Options that stay AgentJet's, and the key that sets each; empty: they are fixed."""
+_UNCOMPARED = "tokens drawn with it have not been compared with those of a learner"
+_CHANGING = "it changes the probabilities that tokens are drawn with, and a learner does not know how"
+_REMEMBERING = (
+    "a store outside of vLLM's own cache may keep the keys and values of old weights after an update, and vLLM takes "
+    "one that can not forget for one that did"
+)
+_REFUSED = {
+    "speculative_config": _UNCOMPARED,
+    "spec_method": _UNCOMPARED,
+    "spec_model": _UNCOMPARED,
+    "spec_tokens": _UNCOMPARED,
+    "logits_processors": _CHANGING,
+    "watermark_config": _CHANGING,
+    "kv_transfer_config": _REMEMBERING,
+    "kv_offloading_size": _REMEMBERING,
+    "ec_transfer_config": _REMEMBERING,
+}
+"""Options that no run may have, and why."""
 
 
 def check_installed() -> None:
@@ -54,8 +73,10 @@ def check_installed() -> None:
 
 
 def check_options(options: Mapping[str, Any], known: set[str]) -> None:
-    """Raises ConfigError for an option that is AgentJet's own or that vLLM does not have."""
+    """Raises ConfigError for an option that is AgentJet's own, would make log-probs wrong, or is none of vLLM's."""
     for name in options:
+        if name in _REFUSED:
+            raise ConfigError(f"{_SECTION}.{name} is refused: {_REFUSED[name]}; remove it")
         if name in OWNED:
             instead = f"set {OWNED[name]} instead" if OWNED[name] else "remove it"
             raise ConfigError(f"{_SECTION}.{name} is AgentJet's to choose: {instead}")
@@ -110,8 +131,14 @@ def engine_arguments(
     else:
         # The product of bfloat16 is kept in float32, as in the learner; on a CPU vLLM would convert the whole head anew
         # in every step.
-        arguments["hf_overrides"] = {"head_dtype": "float32"} | options.get("hf_overrides", {})
-    return AsyncEngineArgs(**(arguments | {name: options[name] for name in options.keys() - arguments.keys()}))
+        arguments["hf_overrides"] = {"head_dtype": "float32"}
+    return AsyncEngineArgs(**overridden(arguments, options))
+
+
+def overridden(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """AgentJet's arguments and the user's options, which win; in `hf_overrides` field by field."""
+    fields = arguments.get("hf_overrides", {}) | options.get("hf_overrides", {})
+    return {**arguments, **options} | ({"hf_overrides": fields} if fields else {})
 
 
 def cache_bytes(hf_config: Any, dtype: str, num_tokens: int) -> int:
@@ -129,25 +156,38 @@ def everywhere() -> dict[str, str]:
     return {"VLLM_LOGGING_STREAM": "ext://sys.stderr", "VLLM_NO_USAGE_STATS": "1"}
 
 
-def on_cpu(num_threads: int | None) -> dict[str, str]:
-    """Variables for vLLM's workers on a CPU.
+def on_cpu() -> dict[str, str]:
+    """Variables for vLLM's workers on a CPU: as many threads as there are cores.
 
     They are not bound to cores: vLLM would leave one of them idle, and the learner of a laptop wants all in its turn.
     """
     return {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(num_threads or os.cpu_count() or 1),
+        "OMP_NUM_THREADS": str(os.cpu_count() or 1),
         "OMP_WAIT_POLICY": "PASSIVE",
     }
 
 
+def with_threads(num_threads: int | None) -> dict[str, str]:
+    """Variables for so many threads of a CPU's worker; None leaves the number open."""
+    return {} if num_threads is None else {"OMP_NUM_THREADS": str(num_threads)}
+
+
 @contextmanager
-def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets what vLLM reads while it is imported and its processes start; what is set already wins."""
-    added = {name: value for name, value in variables.items() if name not in os.environ}
-    os.environ.update(added)
+def environment(defaults: Mapping[str, str], chosen: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Sets what vLLM reads while it is imported and its processes start.
+
+    Args:
+        defaults: Where the user has set such a variable, his value stays.
+        chosen: Hold whatever was set before.
+    """
+    before = dict(os.environ)
+    os.environ.update({**defaults, **before, **(chosen or {})})
     try:
         yield
     finally:
-        for name in added:
-            os.environ.pop(name, None)
+        for name in {**defaults, **(chosen or {})}:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                os.environ.pop(name, None)
