@@ -100,6 +100,10 @@ STOPPED_EXIT_CODE = 143
 """Exit code of an actor that a signal stopped in the middle of its work; shells say so of SIGTERM."""
 
 
+class BroadcastError(AgentJetError, ConnectionError):
+    """Weights did not come, or not arrive, by a broadcast; the bus brings them."""
+
+
 class FencedError(AgentJetError):
     """A newer incarnation has taken over; this process must stop."""
 

@@ -7,8 +7,6 @@ if __name__ == "__main__":
     gc.disable()
 
 import asyncio
-import os
-from pathlib import Path
 
 from agentjet.actors.actor import Actor
 from agentjet.actors.process import main
@@ -48,13 +46,12 @@ async def _serve(
     actor: Actor, engine: Engine, tokenizer: Tokenizer, end_ids: frozenset[int], form: ReplyFormat
 ) -> None:
     of = actor.settings.models[actor.model]
-    folder: Path = actor.place.weights(actor.model) / f"arriving-{os.getpid()}"
     follower = WeightsFollower(
         actor.bus,
         actor.run,
         actor.model,
         engine,
-        folder,
+        actor.place.weights(actor.model),
         hold_seconds=of.engine.hold_seconds,
         on_loaded=lambda version, seconds: loaded(version),
     )

@@ -4,7 +4,7 @@
 <run.dir>/server.json      address of the embedded server while it runs (0600)
 <run.dir>/secret.key       signs the episodes' keys (0600)
 <run.dir>/nats/            the embedded server's data
-<run.dir>/weights/MODEL/   snapshots on their way to the engines
+<run.dir>/weights/MODEL/   snapshots on their way to the engines; `arrived-HOST-USER/` is what came over the bus
 <run.dir>/checkpoints/MODEL/VERSION/
 <run.dir>/logs/ACTOR.log
 """

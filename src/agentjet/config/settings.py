@@ -143,9 +143,12 @@ class LearnerSettings(Section):
     """Gradients in a row that may be skipped before the learner gives up."""
     train_tokens: Natural = 0
     """Longest branch trained; 0 has no limit. Of a longer one its beginning and its final action are trained."""
-    weights_route: Literal["auto", "path", "bus"] = "auto"
-    """How new weights reach the engines: a file on a shared path, or over the bus; `auto` takes the file while every
-    engine of the model is on the learner's host."""
+    weights_route: Literal["auto", "path", "bus", "nccl"] = "auto"
+    """How new weights reach the engines: a file on a shared path, over the bus, or by a broadcast to all other hosts at
+    once, through NCCL between GPUs and gloo elsewhere; `auto` takes the file while every engine of the model is on the
+    learner's host, and the bus otherwise."""
+    weights_host: str = ""
+    """Name or address that other hosts reach this learner by, for a broadcast; empty: this host's name."""
     snapshot_every: Count = 20
     """Over the bus, one version in so many goes out whole too; the others as patches of the version before."""
     keep_weights: Count = 2

@@ -10,6 +10,8 @@ import shutil
 from itertools import count
 from pathlib import Path
 
+from agentjet.delivery.file_lease import is_still
+
 _LOCK = ".lock"
 
 
@@ -23,14 +25,18 @@ class OwnFolder:
         for leftover in self.path.iterdir():
             if leftover.name != _LOCK:
                 leftover.unlink()
-        for lock in self.path.parent.glob(f"*/{_LOCK}"):
-            if lock.parent != self.path:
-                _remove_if_left(lock)
+        remove_left(self.path.parent)
 
     def release(self) -> None:
         """Remove the folder."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._handle)
+
+
+def remove_left(parent: Path) -> None:
+    """Remove the folders of processes that have ended."""
+    for lock in parent.glob(f"*/{_LOCK}"):
+        _remove_if_left(lock)
 
 
 def _claim(path: Path) -> tuple[Path, int] | None:
@@ -47,16 +53,9 @@ def _claim(path: Path) -> tuple[Path, int] | None:
             os.close(handle)
             return None
         # A process that cleared up may have removed the folder before the lock was ours.
-        if _is_still(path / _LOCK, handle):
+        if is_still(path / _LOCK, handle):
             return path, handle
         os.close(handle)
-
-
-def _is_still(lock: Path, handle: int) -> bool:
-    try:
-        return os.path.samestat(lock.stat(), os.fstat(handle))
-    except FileNotFoundError:
-        return False
 
 
 def _remove_if_left(lock: Path) -> None:

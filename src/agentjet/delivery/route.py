@@ -1,10 +1,10 @@
 """The way to a version: which whole file to fetch, and which patches to apply.
 
-Patches lead from version to version, so a version is reached from any whole file before it, and from the file at hand
-where the chain passes it. It does not know where files and patches are stored.
+Patches lead from version to version, so a version is reached from any whole file before it, and from any file at hand
+that the chain passes. It does not know where files and patches are stored.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from agentjet.schemas.ids import Version
@@ -15,10 +15,17 @@ from agentjet.schemas.weights import Weights
 class Route:
     """A way to a version."""
 
+    start: Version
+    """Where it begins."""
     whole: Weights | None
-    """To be fetched whole; None: the patches begin at the file at hand."""
+    """To be fetched whole, of `start`; None where that is at hand."""
     patches: tuple[Weights, ...]
     """From the oldest on."""
+
+    @property
+    def end(self) -> Version:
+        """Where it leads."""
+        return Version.parse(self.patches[-1].version) if self.patches else self.start
 
     @property
     def num_bytes(self) -> int:
@@ -32,23 +39,23 @@ class Route:
         return frozenset(Version.parse(one.version) for one in records)
 
 
-def find_route(target: Version, published: Mapping[Version, Weights], held: Version | None = None) -> Route | None:
+def find_route(target: Version, published: Mapping[Version, Weights], held: Collection[Version] = ()) -> Route | None:
     """The way with the fewest bytes to fetch, or None when the records do not tell of any.
 
     Args:
         target: Where it leads.
         published: Records of versions that count.
-        held: The version of the file at hand.
+        held: Versions whose files are at hand.
     """
     patches: list[Weights] = []
     found: list[Route] = []
     at: Version | None = target
-    while at is not None and at != held and (record := published.get(at)) is not None:
+    while at is not None and at not in held and (record := published.get(at)) is not None:
         if record.is_blob or not record.base:
-            found.append(Route(record, tuple(reversed(patches))))
+            found.append(Route(at, record, tuple(reversed(patches))))
         patches.append(record)
         base = Version.parse(record.base) if record.base else None
         at = base if base is not None and base < at else None
-    if at is not None and at == held:
-        found.append(Route(None, tuple(reversed(patches))))
+    if at is not None and at in held:
+        found.append(Route(at, None, tuple(reversed(patches))))
     return min(found, key=lambda route: route.num_bytes, default=None)

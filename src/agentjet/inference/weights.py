@@ -95,7 +95,7 @@ class WeightsFollower:
                 group.create_task(self._follow_weights())
                 group.create_task(self._load())
         finally:
-            self._arrivals.close()
+            await self._arrivals.close()
 
     async def _follow_ledger(self) -> None:
         start = self._ledger_sequence + 1

@@ -11,11 +11,12 @@ from agentjet.schemas.record import Record
 class Weights(Record):
     """A version of a model's weights; immutable. Engines ignore versions that LEDGER lacks or has voided.
 
-    It is to be had as a file (`path`), as the same file on the bus (`is_blob`), or as a patch of another version.
+    It is to be had as a file (`path`), as the same file on the bus (`is_blob`), as a patch of another version, or for a
+    short while by a broadcast.
     """
 
     schema_name = "weights"
-    schema_version = (1, 1)
+    schema_version = (1, 2)
 
     run: RunId
     model: str
@@ -37,3 +38,6 @@ class Weights(Record):
     patch_sha256: str = ""
     """Of the patch, on the bus."""
     patch_bytes: Annotated[int, Field(ge=0)] = 0
+    broadcast: str = ""
+    """`HOST:PORT` where the file is sent once to all hosts that come in time; empty: it is not. One that comes late, or
+    in vain, finds it on the bus."""

@@ -89,11 +89,14 @@ class Incarnation:
         await self._refuse_a_second()
         await self._begin()
         feed: asyncio.Queue[StoredMessage | None] = asyncio.Queue(maxsize=10_000)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._read_samples(feed))
-            group.create_task(self._await_finish(feed))
-            group.create_task(self._publisher.serve_late())
-            group.create_task(self._learn_until_stopped(feed))
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._read_samples(feed))
+                group.create_task(self._await_finish(feed))
+                group.create_task(self._publisher.serve_late())
+                group.create_task(self._learn_until_stopped(feed))
+        finally:
+            await self._publisher.close()
 
     async def _refuse_a_second(self) -> None:
         give_up = time.monotonic() + PREDECESSOR_SECONDS

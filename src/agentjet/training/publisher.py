@@ -1,14 +1,16 @@
 """A learner's new weights on their way to the engines.
 
 What carries a version is stored before the record that names it, under a name that is never used again. Which route it
-takes (`LearnerSettings.weights_route`): a file on a path that the engines share, or the bus. Over the bus a version
-goes out as a patch of the version before it, as long as that one is to be had there; whole every `snapshot_every`
-versions, as a learner's first, and where a patch would be half as large. An engine elsewhere that starts after a
-version went out as a file finds it on the bus as soon as the learner has seen the engine (`serve_late`).
+takes (`LearnerSettings.weights_route`): a file on a path that the engines share, a broadcast to their other hosts, or
+the bus. Over the bus a version goes out as a patch of the version before it, as long as that one is to be had there;
+whole every `snapshot_every` versions, as a learner's first, and where a patch would be half as large. An engine
+elsewhere that starts after a version went out as a file, or that a broadcast did not reach, finds it on the bus as soon
+as the learner has seen the engine (`serve_late`). A broadcast goes on beside the learner, which waits for no engine.
 """
 
 import asyncio
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Protocol
 import numpy as np
 import structlog
 
+from agentjet.broadcast.courier import Courier
 from agentjet.bus.blob import put_file
 from agentjet.bus.presence import live_actors
 from agentjet.bus.protocol import Bus
@@ -24,7 +27,7 @@ from agentjet.bus.record import put_once
 from agentjet.config import LearnerSettings
 from agentjet.delivery.acknowledgement import oldest_acknowledged
 from agentjet.delivery.patch import changed_ratio, encode_patch
-from agentjet.errors import BusError, PatchError
+from agentjet.errors import BroadcastError, BusError, PatchError
 from agentjet.schemas import subject
 from agentjet.schemas.ids import RunId, Version
 from agentjet.schemas.presence import Presence
@@ -35,6 +38,8 @@ from agentjet.training.snapshot import Snapshot
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 3.0
+EngineLife = tuple[str, float]
+"""Name of an engine, and when it started."""
 _LARGEST_PATCH_RATIO = 0.5
 """Of the whole file: a larger patch is not worth its time."""
 
@@ -72,6 +77,10 @@ class WeightsPublisher:
         self._settings, self._folder = settings, folder
         self._stream, self._prefix = stream_name(run, Stream.WEIGHTS), subject.blob(run, "weights")
         self._newest: Sent | None = None
+        self._courier = Courier()
+        self._broadcast: asyncio.Task[None] | None = None
+        self._reached = frozenset[EngineLife]()
+        """Engines that have a broadcast to load from."""
 
     async def publish(self, version: Version, ledger_sequence: int, source: WeightSource) -> Weights:
         """Write the snapshot, send it, then its record; older snapshots that nobody needs are removed.
@@ -83,6 +92,8 @@ class WeightsPublisher:
         snapshot = await asyncio.to_thread(source.engine_weights, path)
         engines = await self._engines()
         sent = await self._send(version, path, snapshot, over_bus=self._is_over_bus(engines))
+        hosts = self._hosts_elsewhere(engines)
+        offered_at = await self._offer(path, snapshot, len(hosts)) if hosts and self._is_by_broadcast else ""
         record = Weights(
             run=self._run,
             model=self._model,
@@ -97,11 +108,14 @@ class WeightsPublisher:
             base=sent.base,
             patch_sha256=sent.patch_sha256,
             patch_bytes=sent.patch_bytes,
+            broadcast=offered_at,
         )
         await put_once(
             self._bus, self._run, Stream.WEIGHTS, subject.weights(self._run, self._model, str(version)), record
         )
         self._newest = sent
+        if offered_at:
+            self._broadcast = asyncio.create_task(self._see_through(record, len(hosts), frozenset(map(_life, engines))))
         self._prune(path, engines)
         return record
 
@@ -122,6 +136,40 @@ class WeightsPublisher:
         if sent.num_patches == 0:
             await put_file(self._bus, self._stream, self._prefix, path, snapshot.sha256)
         return sent
+
+    async def _offer(self, path: Path, snapshot: Snapshot, num_receivers: int) -> str:
+        """Where other hosts may join the broadcast of a file; empty when there is none."""
+        await self._give_up_broadcast()
+        self._reached = frozenset()
+        try:
+            port = await self._courier.offer(path, snapshot.sha256, num_receivers)
+        except (BroadcastError, OSError) as error:
+            log.warning("weights can not be broadcast; the bus takes them", error=str(error))
+            return ""
+        return f"{self._settings.weights_host or socket.gethostname()}:{port}"
+
+    async def _see_through(self, record: Weights, num_receivers: int, engines: frozenset[EngineLife]) -> None:
+        started = time.monotonic()
+        try:
+            num_done = await self._courier.sent(record.num_bytes)
+        except BroadcastError as error:
+            log.warning("a broadcast failed; the bus takes the weights", version=record.version, error=str(error))
+            return
+        if num_done >= num_receivers:
+            self._reached = engines
+        seconds = round(time.monotonic() - started, 3)
+        log.info("broadcast", version=record.version, hosts=num_done, wanted=num_receivers, seconds=seconds)
+
+    async def _give_up_broadcast(self) -> None:
+        task, self._broadcast = self._broadcast, None
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def close(self) -> None:
+        """End a broadcast that goes on."""
+        await self._give_up_broadcast()
+        await self._courier.close()
 
     def _patch(self, path: Path, snapshot: Snapshot) -> bytes | None:
         """From the newest version to this one; None when that is not to be had, or not worth it."""
@@ -150,7 +198,7 @@ class WeightsPublisher:
     async def look(self) -> None:
         """One look for such an engine. Raises as `publish`."""
         newest = self._newest
-        if newest is None or newest.is_on_bus or not self._is_over_bus(await self._engines()):
+        if newest is None or newest.is_on_bus or not self._lacks(await self._engines(), newest.version):
             return
         await put_file(self._bus, self._stream, self._prefix, newest.path, newest.sha256)
         if self._newest is newest:
@@ -164,10 +212,26 @@ class WeightsPublisher:
             return []
         return [engine for engine in engines if self._model in engine.models]
 
+    @property
+    def _is_by_broadcast(self) -> bool:
+        return self._settings.weights_route == "nccl"
+
     def _is_over_bus(self, engines: Sequence[Presence]) -> bool:
         if self._settings.weights_route != "auto":
             return self._settings.weights_route == "bus"
-        return any(engine.host != socket.gethostname() for engine in engines)
+        return bool(self._hosts_elsewhere(engines))
+
+    def _lacks(self, engines: Sequence[Presence], newest: Version) -> bool:
+        """Whether an engine can get the newest version from nowhere but the bus."""
+        if not self._is_by_broadcast:
+            return self._is_over_bus(engines)
+        if self._broadcast is not None and not self._broadcast.done():
+            return False
+        behind = [one for one in engines if one.info.get("version") != str(newest) and _life(one) not in self._reached]
+        return bool(self._hosts_elsewhere(behind))
+
+    def _hosts_elsewhere(self, engines: Sequence[Presence]) -> set[str]:
+        return {engine.host for engine in engines} - {socket.gethostname()}
 
     def _prune(self, newest: Path, engines: Sequence[Presence]) -> None:
         """What a live engine may be loading stays, up to `weights_gib`; a killed learner's half of a file goes."""
@@ -181,3 +245,7 @@ class WeightsPublisher:
             is_awaited = acknowledged is not None and Version.parse(old.stem) > acknowledged
             if old != newest and (room < 0 or not is_awaited):
                 old.unlink(missing_ok=True)
+
+
+def _life(engine: Presence) -> EngineLife:
+    return engine.name, engine.started

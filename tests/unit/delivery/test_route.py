@@ -33,11 +33,18 @@ CHAIN = published(record(0, is_whole=True), record(1, 0), record(2, 1), record(3
 
 
 def test_an_engine_that_follows_takes_one_patch():
-    assert steps(find_route(Version(1, 4), CHAIN, Version(1, 3))) == ("", ["1-4"])
+    assert steps(find_route(Version(1, 4), CHAIN, {Version(1, 3)})) == ("", ["1-4"])
 
 
 def test_an_engine_that_fell_behind_takes_several_patches_past_a_whole_file():
-    assert steps(find_route(Version(1, 4), CHAIN, Version(1, 0))) == ("", ["1-1", "1-2", "1-3", "1-4"])
+    assert steps(find_route(Version(1, 4), CHAIN, {Version(1, 0)})) == ("", ["1-1", "1-2", "1-3", "1-4"])
+
+
+def test_of_several_files_at_hand_the_nearest_is_brought_forward():
+    route = find_route(Version(1, 4), CHAIN, {Version(1, 0), Version(1, 2), Version(2, 0)})
+    assert steps(route) == ("", ["1-3", "1-4"])
+    assert route is not None
+    assert (route.start, route.end) == (Version(1, 2), Version(1, 4))
 
 
 def test_a_late_joiner_takes_the_newest_whole_file_and_the_patches_since():
@@ -49,8 +56,8 @@ def test_many_large_patches_cost_more_than_a_whole_file():
     chain = published(
         record(0, is_whole=True), *(record(step, step - 1, is_whole=step == 3, patch_bytes=600) for step in (1, 2, 3))
     )
-    assert steps(find_route(Version(1, 3), chain, Version(1, 1))) == ("1-3", [])
-    assert steps(find_route(Version(1, 3), chain, Version(1, 2))) == ("", ["1-3"])
+    assert steps(find_route(Version(1, 3), chain, {Version(1, 1)})) == ("1-3", [])
+    assert steps(find_route(Version(1, 3), chain, {Version(1, 2)})) == ("", ["1-3"])
 
 
 def test_a_version_without_a_patch_may_come_to_the_bus_late():
@@ -60,7 +67,7 @@ def test_a_version_without_a_patch_may_come_to_the_bus_late():
 
 def test_records_that_are_missing_or_name_a_later_base_lead_nowhere():
     assert find_route(Version(1, 9), CHAIN) is None
-    assert find_route(Version(1, 2), published(record(2, 1)), Version(1, 0)) is None
+    assert find_route(Version(1, 2), published(record(2, 1)), {Version(1, 0)}) is None
     assert find_route(Version(1, 2), published(record(2, 2))) is None
 
 

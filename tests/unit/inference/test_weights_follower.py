@@ -13,6 +13,7 @@ from agentjet.bus.memory import MemoryBus
 from agentjet.bus.presence import renew
 from agentjet.bus.record import put, stream_specs
 from agentjet.config import LearnerSettings
+from agentjet.delivery.mirror import Mirror
 from agentjet.errors import EngineError
 from agentjet.inference.engine import Draw, EngineLoad, Generation
 from agentjet.inference.weights import WeightsFollower
@@ -85,6 +86,7 @@ async def step(bus: MemoryBus, number: int, incarnation: int = 1) -> int:
 
 
 def follower(bus: MemoryBus, engine: ScriptedEngine, folder: Path, hold_seconds: float = 5.0) -> WeightsFollower:
+    (folder / "engine").mkdir(exist_ok=True)
     return WeightsFollower(bus, RUN, MODEL, engine, folder / "engine", hold_seconds=hold_seconds)
 
 
@@ -130,7 +132,7 @@ async def test_an_engine_gets_each_version_by_either_route(bus: MemoryBus, tmp_p
     await until(lambda: engine.version == Version(1, 1))
     assert engine.loaded[-1] == (Version(1, 1), b"one")
     await stopped(task)
-    assert not (tmp_path / "engine").exists()
+    assert list((tmp_path / "engine").iterdir()) == []
 
 
 async def test_an_engine_that_does_not_share_the_learners_files_takes_the_blob(bus: MemoryBus, tmp_path: Path):
@@ -318,7 +320,7 @@ async def test_a_base_that_was_damaged_is_found_and_healed_by_a_whole_file(weigh
     following = follower(weighed, engine, tmp_path)
     await out.publish(Version(1, 0), await start(weighed), learner)
     await following.catch_up()
-    held = tmp_path / "engine" / "1-0.safetensors"
+    held = Mirror(tmp_path / "engine").place(sha256(np.frombuffer(learner.file, np.uint8)))
     held.write_bytes(held.read_bytes()[:-2] + b"\0\0")
     await out.publish(Version(1, 1), await step(weighed, 1), learner)
     await following.catch_up()
