@@ -24,6 +24,9 @@ class ScriptedEngine:
         """Cleared: engines stop after the first token."""
         self.go.set()
         self.on_draw: Callable[[int], None] = lambda index: None
+        self.keeps_version = False
+        """As with adapters: a generation has the version of its beginning."""
+        self.is_mixed: Callable[[int], bool] = lambda index: False
 
     def prompt_text(self, index: int = -1) -> str:
         return self.chat.template.decode(self.generations[index].prompt_ids, with_specials=True)
@@ -38,6 +41,7 @@ class ScriptedEngine:
         room = self.context_length - len(generation.prompt_ids)
         if room < 1:
             raise ContextLengthError(f"the prompt of {len(generation.prompt_ids)} tokens leaves no room for a token")
+        began = self.version
         text = self.reply if isinstance(self.reply, str) else self.reply(self.prompt_text())
         ids = (*self.chat.encode(text), self.chat.end)
         is_whole = False
@@ -53,7 +57,8 @@ class ScriptedEngine:
                 finish = FinishReason.STOP if token == self.chat.end or stop else None
                 if index == min(room, generation.sampling.max_tokens) - 1 and finish is None:
                     finish = FinishReason.LENGTH
-                yield Draw((token,), (-0.5,), self.version, finish, stop, num_cached_tokens=3)
+                version = began if self.keeps_version else self.version
+                yield Draw((token,), (-0.5,), version, finish, stop, num_cached_tokens=3, is_mixed=self.is_mixed(index))
                 if finish:
                     is_whole = True
                     return

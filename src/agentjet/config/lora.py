@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from agentjet.config.section import Count, Natural, Positive, Section
+from agentjet.config.section import Natural, Positive, Section
 
 _LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -18,6 +18,6 @@ class LoraSettings(Section):
     """The update is scaled by `alpha / rank`."""
     target_modules: Annotated[tuple[str, ...], Field(min_length=1)] = _LINEAR_LAYERS
     """Last parts of the names of the linear layers that get an adapter."""
-    num_versions: Count = 4
-    """Adapters that an engine holds at once: the newest, and those with which running calls began. Where all are in use
-    a new one waits."""
+    num_versions: Annotated[int, Field(ge=2)] = 4
+    """Adapters that an engine holds at once: the newest, and those with which running calls began. Where there are as
+    many, a new one waits."""

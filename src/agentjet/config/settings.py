@@ -93,6 +93,9 @@ class EngineSettings(Section):
     """Most prompt tokens computed in one step."""
     hold_seconds: Annotated[float, Field(ge=0)] = 20.0
     """After a step of the learner, how long new requests wait for its weights."""
+    keep_kv: bool = False
+    """When all weights change, running requests keep their keys and values instead of computing them anew. What they
+    draw from then on is marked, and not compared with the learner."""
     vllm: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Further options of vLLM, by the names of its `AsyncEngineArgs`, such as `{ tensor_parallel_size = 2 }`."""
     is_colocated: bool = False
@@ -179,6 +182,14 @@ class ModelSettings(Section):
     algorithm: AlgorithmSettings = Field(default_factory=AlgorithmSettings)
     agreement: AgreementSettings = Field(default_factory=AgreementSettings)
     lora: LoraSettings = Field(default_factory=LoraSettings)
+
+    @model_validator(mode="after")
+    def _keeps_what_changes(self) -> "ModelSettings":
+        if self.engine.keep_kv and self.lora.rank:
+            raise ValueError(
+                "engine.keep_kv is for whole weights: with lora, running requests keep their adapter; remove it"
+            )
+        return self
 
 
 class PoolSettings(Section):

@@ -33,6 +33,7 @@ class Draft:
     logprobs: list[float] = field(default_factory=list[float])
     versions: list[str] = field(default_factory=list[str])
     version_starts: list[int] = field(default_factory=list[int])
+    is_mixed: list[bool] = field(default_factory=list[bool])
     finish: FinishReason | None = None
     stop_string: str | None = None
     num_cached_tokens: int = 0
@@ -40,9 +41,10 @@ class Draft:
     def add(self, draw: Draw) -> None:
         """Takes the next draw."""
         version = str(draw.version)
-        if draw.ids and (not self.versions or self.versions[-1] != version):
+        if draw.ids and (not self.versions or (self.versions[-1], self.is_mixed[-1]) != (version, draw.is_mixed)):
             self.versions.append(version)
             self.version_starts.append(len(self.ids))
+            self.is_mixed.append(draw.is_mixed)
         self.ids += draw.ids
         self.logprobs += draw.logprobs
         self.finish = draw.finish_reason or self.finish
@@ -104,6 +106,7 @@ class Draft:
             logprobs=tuple(self.logprobs),
             version_starts=tuple(self.version_starts),
             versions=tuple(self.versions),
+            is_mixed=tuple(self.is_mixed) if any(self.is_mixed) else (),
             sampling=self.sampling,
             messages=() if is_text else request.messages[prompt.num_messages_before :],
             prompt=prompt.text if is_text else None,

@@ -5,7 +5,8 @@ Invariants:
 - Ids are exactly as sampled; each log-prob is that of its token at the sampling temperature over the whole vocabulary,
   computed in float32. (Under top-p or top-k it may be that among the tokens kept; such calls are not trained.)
 - No cached key or value survives a change of weights: running requests recompute theirs, and each token carries the
-  version that drew it.
+  version that drew it. (Under `keep_kv` running requests keep theirs, and what they draw from then on is marked.)
+- An engine of LoRA adapters holds several versions at once: a generation keeps the one that was newest when it began.
 - `update_weights` is ordered: no token is drawn while weights are put in place; when it raises or times out the engine
   goes on with the old version, or has ended. An engine is never left paused.
 
@@ -48,6 +49,8 @@ class Draw:
     """The stop string that ended it, if one did."""
     num_cached_tokens: int = 0
     """Prompt tokens whose keys and values were at hand."""
+    is_mixed: bool = False
+    """Drawn with keys and values of older weights at hand (`keep_kv`): no one version gives these log-probs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,10 @@ class Engine(Protocol):
     """Generates for one model with continuous batching."""
 
     @property
-    def version(self) -> Version: ...
+    def version(self) -> Version:
+        """Weights that a generation which begins now is drawn with."""
+        ...
+
     @property
     def context_length(self) -> int:
         """Most tokens of prompt and completion together."""
@@ -87,9 +93,11 @@ class Engine(Protocol):
         ...
 
     async def update_weights(self, version: Version, path: Path, *, timeout_seconds: float = 120.0) -> None:
-        """Load a full safetensors snapshot (names as in the model's state dict) and serve it as `version`.
+        """Serve a safetensors file as `version`.
 
-        Raises EngineError or TimeoutError, and then the engine goes on with the old weights.
+        It is a full snapshot (names as in the model's state dict) or, where the engine has `lora` settings, an adapter
+        (`pretrained.adapter_file`); for that a place may have to be waited for. Raises EngineError or TimeoutError, and
+        then the engine goes on with the old weights.
         """
         ...
 

@@ -12,4 +12,4 @@ def engine_of(of: ModelSettings) -> Engine:
         return VllmEngine.from_settings(of)
     from agentjet.inference.transformers_engine import TransformersEngine
 
-    return TransformersEngine.from_settings(of.path, of.engine)
+    return TransformersEngine.from_settings(of)

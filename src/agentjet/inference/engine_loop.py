@@ -4,7 +4,7 @@ Invariants:
 
 - Commands are taken between steps only, so new weights never meet half a step.
 - New weights are staged whole and then put in place; if anything fails, or the caller gave up before that instant, the
-  old ones stay and generation goes on.
+  old ones stay and generation goes on. They wait, in order, until there is room for them.
 - A step that fails ends the requests that were in it, not the engine.
 
 It knows nothing of asyncio: results go to callbacks, called on this thread.
@@ -29,6 +29,7 @@ from agentjet.inference.request import Request
 from agentjet.inference.row_cache import CacheShape, RowCache
 from agentjet.inference.sampler import draw
 from agentjet.inference.scheduler import Scheduler, Work
+from agentjet.inference.served_weights import AdapterWeights, ServedWeights, WholeWeights
 from agentjet.schemas.call import FinishReason
 from agentjet.schemas.ids import Version
 
@@ -90,10 +91,11 @@ class EngineLoop:
         max_running: int,
         cache_tokens: int,
         prefill_tokens_per_step: int,
+        num_versions: int,
+        keep_kv: bool,
         deliver: Callable[[Sequence[Outcome]], None],
     ) -> None:
         self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self.version = version
         self.load = EngineLoad(0, 0, 0, 0.0)
         self._model = model
         self._deliver = deliver
@@ -114,21 +116,37 @@ class EngineLoop:
         self._scheduler = Scheduler(
             RowCache(shape), max_running=max_running, prefill_tokens_per_step=prefill_tokens_per_step
         )
+        self._weights: ServedWeights = (
+            WholeWeights(model, self._scheduler, version, keeps_cache=keep_kv)
+            if model.adapters is None
+            else AdapterWeights(model.adapters, self._scheduler, version, num_versions)
+        )
+        self._updates: deque[WeightUpdate] = deque()
         self._requests: dict[str, Request] = {}
         self._rates: deque[tuple[float, int]] = deque()
 
+    @property
+    def version(self) -> Version:
+        """Weights that a request which comes now is drawn with."""
+        return self._weights.version
+
     def run(self) -> None:
-        """Works until a Close comes; requests that are still open then end with an EngineError."""
+        """Works until a Close comes; what is still open then ends with an EngineError."""
         try:
             with torch.inference_mode():
                 while self._take_commands():
                     self._run_step()
         finally:
             self._fail(list(self._requests.values()), EngineError("the engine was closed while it generated"))
+            for update in self._updates:
+                if update.settle("abandoned"):
+                    update.done(EngineError(f"the engine was closed before it had room for weights {update.version}"))
 
     def _take_commands(self) -> bool:
         """Handles what has come; waits when there is nothing else to do. False on Close."""
         while True:
+            while self._updates and self._weights.has_room:
+                self._update(self._updates.popleft())
             try:
                 command = self.commands.get(block=not self._requests)
             except queue.Empty:
@@ -137,18 +155,25 @@ class EngineLoop:
                 case Close():
                     return False
                 case Cancel(id):
-                    if (request := self._requests.pop(id, None)) is not None:
-                        self._scheduler.remove(request)
+                    if (request := self._requests.get(id)) is not None:
+                        self._forget(request)
                 case WeightUpdate():
-                    self._update(command)
+                    self._updates.append(command)
                 case _:
+                    self._weights.begin(command)
                     self._requests[command.generation.id] = command
                     self._scheduler.add(command)
             self._report()
 
+    def _forget(self, request: Request) -> None:
+        """A request is over."""
+        self._scheduler.remove(request)
+        del self._requests[request.generation.id]
+        self._weights.end(request)
+
     def _update(self, update: WeightUpdate) -> None:
         try:
-            staged = self._model.stage(update.path, lambda: update.is_open)
+            staged = self._weights.stage(update.path, lambda: update.is_open)
         except Exception as error:  # noqa: BLE001 - whatever reading raises is the caller's, and ends no thread
             if update.settle("abandoned"):
                 known = isinstance(error, AgentJetError)
@@ -157,13 +182,11 @@ class EngineLoop:
         if staged is None or not update.settle("committed"):
             return
         try:
-            self._model.commit(staged)
-            self._scheduler.clear_cache()
+            self._weights.commit(staged, update.version)
         except BaseException as error:
             # Half of the weights may be new: this engine can not go on, and its caller must not wait for it.
             update.done(EngineError(f"the engine broke while weights were put in place: {error}; restart it"))
             raise
-        self.version = update.version
         update.done(None)
 
     def _run_step(self) -> None:
@@ -190,8 +213,7 @@ class EngineLoop:
 
     def _fail(self, requests: Sequence[Request], error: EngineError) -> None:
         for request in requests:
-            self._scheduler.remove(request)
-            self._requests.pop(request.generation.id, None)
+            self._forget(request)
         if requests:
             self._deliver([(request.generation.id, error) for request in requests])
 
@@ -215,6 +237,7 @@ class EngineLoop:
             ids += work.request.ids[start : start + work.length]
             if work.draws:
                 wanted.append(len(ids) - 1)
+        self._weights.prepare(works)
         padding = _padded(len(ids)) - len(ids)
         positions = torch.nn.functional.pad(plan.token_positions, (0, padding))
         logits = self._model.logits(
@@ -245,10 +268,10 @@ class EngineLoop:
             reason = FinishReason.STOP
         elif request.num_drawn >= request.max_new:
             reason = FinishReason.LENGTH
+        version = self._weights.version_of(request)
         if reason is not None:
-            self._scheduler.remove(request)
-            del self._requests[request.generation.id]
-        return Draw((token,), (logprob,), self.version, reason, stop_string, request.num_cached)
+            self._forget(request)
+        return Draw((token,), (logprob,), version, reason, stop_string, request.num_cached, request.is_mixed)
 
 
 def _padded(num_tokens: int) -> int:

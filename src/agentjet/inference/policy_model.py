@@ -19,8 +19,11 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
+from agentjet.config import LoraSettings
 from agentjet.errors import UnsupportedArchitectureError
 from agentjet.inference import attention
+from agentjet.inference.adapted_linear import AdapterBank
+from agentjet.inference.adapter_layout import AdapterLayout
 from agentjet.inference.packed_linear import PackedLinear, can_pack, pack_linears
 from agentjet.inference.weight_file import Layout, Snapshot
 
@@ -67,7 +70,13 @@ class PolicyModel:
     """Weights and forward pass."""
 
     def __init__(
-        self, folder: Path, *, dtype: torch.dtype, device: torch.device, context_length: int | None = None
+        self,
+        folder: Path,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        context_length: int | None = None,
+        lora: LoraSettings | None = None,
     ) -> None:
         config = AutoConfig.from_pretrained(folder)
         most = getattr(config, "max_position_embeddings", None) or 2048
@@ -78,7 +87,10 @@ class PolicyModel:
             folder, dtype="auto", attn_implementation=attention.IMPLEMENTATION
         )
         self.config, self.dtype, self.device = config, dtype, device
+        adapted = AdapterLayout.of(model, lora) if lora is not None else None
         self._prepare(model.to(device).eval().requires_grad_(False))
+        self.adapters = AdapterBank(self._decoder, "model.", adapted) if adapted is not None else None
+        """Of a model with LoRA settings."""
 
     def _prepare(self, model: Any) -> None:
         self._layout = Layout.of(model)

@@ -5,6 +5,7 @@ from random import Random
 
 import numpy as np
 
+from agentjet.inference.adapter_shelf import Adapter
 from agentjet.inference.engine import Generation
 from agentjet.inference.stop_string import StopWatcher
 
@@ -27,6 +28,12 @@ class Request:
     """Ids whose keys and values are in the row."""
     num_cached: int = -1
     """Prompt tokens found in the cache at first admission; -1 before."""
+    adapter: Adapter | None = None
+    """What it keeps to its end; None where all requests have the same weights."""
+    weights: int = 0
+    """Names the weights that its keys and values are of; only requests with the same share them."""
+    is_mixed: bool = False
+    """Some of its keys and values are of older weights than those that draw its next token."""
 
     def __post_init__(self) -> None:
         self.ids = list(self.generation.prompt_ids)

@@ -2,9 +2,10 @@
 
 Invariants:
 
-- A row's first `num_computed` positions hold keys and values of exactly its ids under the current weights.
+- A row's first `num_computed` positions hold keys and values of exactly its ids under exactly its weights, and are
+  found by requests of the same weights only.
 - An active row belongs to one running request; an idle one is what a finished request left, kept until its place is
-  needed (least recently used goes first).
+  needed (least recently used goes first). Only rows of the newest weights are left: nobody will ask for others.
 - What was never written is zero, and `clear` makes everything so: masked positions must stay finite.
 - Rows have one common length, which grows by doubling as sequences get longer; rows x length stays within the budget,
   so long sequences leave room for fewer rows.
@@ -40,6 +41,8 @@ class RowCache:
 
     def __init__(self, shape: CacheShape) -> None:
         self.shape = shape
+        self.newest = 0
+        """Names the weights that requests from now on have."""
         self._clock = 0
         self._allocate(min(_FIRST_LENGTH, shape.max_length))
 
@@ -62,6 +65,7 @@ class RowCache:
         self.num_computed = np.zeros(self.num_rows, np.int64)
         self.active = np.zeros(self.num_rows, bool)
         self._used = np.zeros(self.num_rows, np.int64)
+        self._weights = np.zeros(self.num_rows, np.int64)
 
     @property
     def num_cached_tokens(self) -> int:
@@ -75,7 +79,16 @@ class RowCache:
         self.keys, self.values = [], []
         self._allocate(self.length)
 
-    def match(self, ids: np.ndarray) -> tuple[int, int, int]:
+    def begin(self, weights: int) -> None:
+        """Requests have other weights from now on; active rows keep what they hold."""
+        self.newest = weights
+        self._empty(np.flatnonzero(~self.active & (self._weights != weights)))
+
+    def _empty(self, rows: np.ndarray | int) -> None:
+        self.num_known[rows] = self.num_computed[rows] = 0
+        self._ids[rows] = -1
+
+    def match(self, ids: np.ndarray, weights: int) -> tuple[int, int, int]:
         """Best row for a prompt, the tokens of it that are computed there, and the most that will soon be in some row.
 
         At least the last id of the prompt is left to compute, for its output is wanted.
@@ -84,14 +97,14 @@ class RowCache:
         if width == 0:
             return 0, 0, 0
         differs = self._ids[:, :width] != ids[:width]
-        common = np.where(differs.any(1), differs.argmax(1), width)
+        common = np.where(differs.any(1), differs.argmax(1), width) * (self._weights == weights)
         computed = np.minimum(common, self.num_computed)
         # Of equal matches the row that holds nothing else is best: it can be taken over without a copy.
         row = int(np.lexsort((-np.arange(self.num_rows), -self.num_computed, ~self.active, computed))[-1])
         known = int(np.minimum(common, self.num_known)[self.active].max(initial=0))
         return row, int(computed[row]), known
 
-    def acquire(self, ids: np.ndarray, source: int, matched: int) -> int | None:
+    def acquire(self, ids: np.ndarray, source: int, matched: int, weights: int) -> int | None:
         """Activates a row for a prompt and fills it with the `matched` tokens of row `source`; None when all are taken.
 
         The prompt has to fit the rows (`grow` first).
@@ -113,6 +126,7 @@ class RowCache:
         self.num_known[target] = len(ids)
         self.num_computed[target] = matched
         self.active[target] = True
+        self._weights[target] = weights
         self._touch(target)
         return target
 
@@ -134,7 +148,7 @@ class RowCache:
             source = low
         else:
             self.store[:, :, target, :, :aside] = self.store[:, :, low, :, :aside]
-        for table in (self._ids, self.num_known, self.num_computed, self._used):
+        for table in (self._ids, self.num_known, self.num_computed, self._used, self._weights):
             table[[low, target]] = table[[target, low]]
         return source, low
 
@@ -144,8 +158,10 @@ class RowCache:
         self.num_known[row] += 1
 
     def release(self, row: int) -> None:
-        """Leaves a row idle with what it has computed."""
+        """Leaves a row idle with what it has computed; with nothing when its weights are not the newest."""
         self.active[row] = False
+        if self._weights[row] != self.newest:
+            self._empty(row)
         self.num_known[row] = self.num_computed[row]
         self._ids[row, self.num_computed[row] :] = -1
         self._touch(row)
@@ -172,7 +188,7 @@ class RowCache:
         if length <= self.length:
             return {int(row): int(row) for row in np.flatnonzero(self.active)}
         store, ids, known, computed = self.store, self._ids, self.num_known, self.num_computed
-        active, used = self.active, self._used
+        active, used, weights = self.active, self._used, self._weights
         kept = np.lexsort((-used, ~active))[: self.rows_at(length)]
         old_length = self.length
         self._allocate(self._rounded(length))
@@ -181,4 +197,5 @@ class RowCache:
         self._ids[:count, :old_length] = ids[kept]
         self.num_known[:count], self.num_computed[:count] = known[kept], computed[kept]
         self.active[:count], self._used[:count] = active[kept], used[kept]
+        self._weights[:count] = weights[kept]
         return {int(old): new for new, old in enumerate(kept) if active[old]}

@@ -62,6 +62,15 @@ class Scheduler:
         self._send_back(list(self.running))
         self.cache.clear()
 
+    def keep_cache(self) -> None:
+        """Requests have new weights from now on; those that run keep their keys and values, and are marked."""
+        weights = self.cache.newest + 1
+        for request in self.waiting:
+            request.weights, request.is_mixed = weights, False
+        for request in self.running:
+            request.is_mixed = request.is_mixed or request.num_computed > 0
+        self.cache.begin(weights)
+
     def _send_back(self, requests: list[Request]) -> None:
         for request in reversed(requests):
             self.running.remove(request)
@@ -70,7 +79,7 @@ class Scheduler:
             self.waiting.appendleft(request)
 
     def next_step(self) -> list[Work]:
-        """Work for a step: single tokens first, then short chunks, then long ones."""
+        """Work for a step: single tokens first, then short chunks, then long ones; equal ones by their weights."""
         self._admit()
         works = [Work(request, 1) for request in self.running if request.num_left == 1]
         budget = self._prefill_tokens
@@ -78,7 +87,7 @@ class Scheduler:
             if request.num_left > 1 and budget > 0:
                 works.append(Work(request, min(request.num_left, budget)))
                 budget -= works[-1].length
-        return sorted(works, key=lambda work: work.length)
+        return sorted(works, key=lambda work: (work.length, work.request.weights))
 
     def _admit(self) -> None:
         """Gives rows to waiting requests, in order, as far as they go."""
@@ -89,11 +98,11 @@ class Scheduler:
                 self.waiting.appendleft(request)
                 break
             ids = request.array()
-            source, matched, known = self.cache.match(ids)
+            source, matched, known = self.cache.match(ids, request.weights)
             if known - matched >= _WORTH_WAITING_TOKENS:
                 skipped.append(request)
                 continue
-            row = self.cache.acquire(ids, source, matched)
+            row = self.cache.acquire(ids, source, matched, request.weights)
             if row is None:
                 self.waiting.appendleft(request)
                 break

@@ -19,7 +19,7 @@ from typing import Literal, NoReturn, Self
 import torch
 from transformers import AutoTokenizer
 
-from agentjet.config import EngineSettings
+from agentjet.config import LoraSettings, ModelSettings
 from agentjet.errors import AgentJetError, ContextLengthError, EngineError, UserError
 from agentjet.inference.engine import Draw, EngineLoad, Generation, Tokenizer
 from agentjet.inference.engine_loop import Cancel, Close, EngineLoop, Outcome, WeightUpdate
@@ -31,6 +31,7 @@ from agentjet.schemas.ids import Version
 
 _CLOSE_SECONDS = 30.0
 _FIRST_VERSION = Version(0, 0)
+_NO_LORA = LoraSettings()
 
 
 class TransformersEngine:
@@ -48,6 +49,8 @@ class TransformersEngine:
         prefill_tokens_per_step: int = 1024,
         version: Version = _FIRST_VERSION,
         context_length: int | None = None,
+        lora: LoraSettings = _NO_LORA,
+        keep_kv: bool = False,
     ) -> None:
         """Nothing is loaded before `start`.
 
@@ -61,8 +64,10 @@ class TransformersEngine:
             prefill_tokens_per_step: Most prompt tokens a step computes, so that long prompts do not stall the others.
             version: What the weights at `path` are.
             context_length: Most tokens of prompt and completion; None takes the model's.
+            lora: With a rank, updates are adapters, and a generation keeps the one with which it began.
+            keep_kv: At an update of whole weights, running generations keep their keys and values.
         """
-        self._path = path
+        self._path, self._lora, self._keep_kv = path, lora, keep_kv
         self._dtype, self._device, self._num_threads = dtype, device, num_threads
         self._max_running, self._cache_tokens = max_running, cache_tokens
         self._prefill_tokens, self._context_length = prefill_tokens_per_step, context_length
@@ -79,10 +84,11 @@ class TransformersEngine:
         self._ended = asyncio.Event()
 
     @classmethod
-    def from_settings(cls, path: str | Path, settings: EngineSettings) -> Self:
+    def from_settings(cls, of: ModelSettings) -> Self:
         """The engine that a model's settings describe; a 0 there leaves the choice to the model or the machine."""
+        settings = of.engine
         return cls(
-            path,
+            of.path,
             dtype=settings.dtype,
             device=settings.device,
             num_threads=settings.num_threads or None,
@@ -90,11 +96,13 @@ class TransformersEngine:
             cache_tokens=settings.cache_tokens,
             prefill_tokens_per_step=settings.prefill_tokens,
             context_length=settings.context_tokens or None,
+            lora=of.lora,
+            keep_kv=settings.keep_kv,
         )
 
     @property
     def version(self) -> Version:
-        """Weights that the next step will use."""
+        """Weights that a generation which begins now is drawn with."""
         return self._engine.version if self._engine else self._initial_version
 
     @property
@@ -115,6 +123,7 @@ class TransformersEngine:
         Raises:
             ModelNotFoundError: There is no such model on this machine.
             UnsupportedArchitectureError: This engine would serve it only approximately.
+            ConfigError: It has no such layers as `lora` is to adapt.
             EngineError: Its files can not be loaded.
         """
         loop = asyncio.get_running_loop()
@@ -150,6 +159,7 @@ class TransformersEngine:
             dtype=choose_dtype(self._dtype, device),
             device=device,
             context_length=self._context_length,
+            lora=self._lora if self._lora.rank else None,
         )
         if (folder / "tokenizer.json").is_file():
             self._tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -160,6 +170,8 @@ class TransformersEngine:
             max_running=self._max_running,
             cache_tokens=self._cache_tokens,
             prefill_tokens_per_step=self._prefill_tokens,
+            num_versions=self._lora.num_versions,
+            keep_kv=self._keep_kv,
             deliver=lambda outcomes: self._call(self._deliver, outcomes),
         )
 
@@ -229,11 +241,12 @@ class TransformersEngine:
         return Request(own, min(sampling.max_tokens, room), Random(sampling.seed), stop)
 
     async def update_weights(self, version: Version, path: Path, *, timeout_seconds: float = 120.0) -> None:
-        """Serves a snapshot as `version`; running generations go on with it.
+        """Serves a snapshot as `version`, also to running generations; or an adapter, to those that begin from now on.
 
         Raises:
-            EngineError: The snapshot is unreadable or of another model; the old weights stay.
-            TimeoutError: It was not in place in time; the old weights stay.
+            EngineError: The file is unreadable or of another model; the old weights stay.
+            TimeoutError: It was not in place in time, or as many adapters as are allowed were in use; the old weights
+                stay.
             CancelledError: Nobody waits any more; the weights may be in place or not.
         """
         engine = self._running()
@@ -257,7 +270,10 @@ class TransformersEngine:
                 await done
                 return
             done.cancel()
-            raise
+            raise TimeoutError(
+                f"weights {version} were not in place within {timeout_seconds:g} s, and the old ones stay; an adapter "
+                "waits while running calls use others: raise lora.num_versions where calls are long"
+            ) from None
 
     async def ended(self) -> NoReturn:
         """Raises EngineError once the engine's thread is over, by `close` or by a defect."""

@@ -6,6 +6,7 @@ Invariants:
 - New weights are read once while generation goes on, so that they are at hand. Then generation is paused, running
   requests give up their keys and values, every worker loads its part, the version is set, and generation resumes: no
   token is drawn in between, and none rests on a key of older weights.
+- Adapters are loaded beside those in use, without a pause (`vllm_adapters`).
 - Whatever stops an update before the first weight is touched leaves the old version serving. A worker that was stopped
   half-way can not be trusted: the engine then ends, and says so in `ended`. It is never left paused.
 
@@ -21,14 +22,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn, Self
 
-from agentjet.config import ModelSettings
-from agentjet.errors import AgentJetError, BadRequestError, ContextLengthError, EngineError
+from agentjet.config import LoraSettings, ModelSettings
+from agentjet.errors import AgentJetError, EngineError
 from agentjet.inference.engine import Draw, EngineLoad, Generation
 from agentjet.inference.memory_split import LearnerNeed
 from agentjet.inference.rate import Rate
 from agentjet.inference.stop_string import StopWatcher
+from agentjet.inference.vllm_adapters import VllmAdapters
 from agentjet.inference.vllm_launch import LaunchedModel, launch
 from agentjet.inference.vllm_reader import DrawReader, Start
+from agentjet.inference.vllm_sampling import sampling_parameters
 from agentjet.inference.vllm_weights import VllmWeights
 from agentjet.schemas.ids import Version
 from agentjet.schemas.sampling import Sampling
@@ -36,9 +39,8 @@ from agentjet.schemas.sampling import Sampling
 _LOOK_SECONDS = 0.2
 _CLOSE_SECONDS = 10.0
 _FIRST_VERSION = Version(0, 0)
-_LOWEST_TEMPERATURE, _HIGHEST_TEMPERATURE = 0.01, 2.0
-_SEED_MASK = 2**63 - 1
 _NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+_NO_LORA = LoraSettings()
 
 
 class VllmEngine:
@@ -58,6 +60,8 @@ class VllmEngine:
         context_length: int | None = None,
         options: Mapping[str, Any] = _NO_OPTIONS,
         learner: LearnerNeed | None = None,
+        lora: LoraSettings = _NO_LORA,
+        keep_kv: bool = False,
     ) -> None:
         """Nothing is loaded before `start`.
 
@@ -73,8 +77,10 @@ class VllmEngine:
             context_length: Most tokens of prompt and completion; None takes the model's.
             options: Further fields of vLLM's `AsyncEngineArgs`.
             learner: Who shares the GPU; None where nobody does.
+            lora: With a rank, updates are adapters, and a generation keeps the one with which it began.
+            keep_kv: At an update of whole weights, running generations keep their keys and values.
         """
-        self._path, self._initial_version = path, version
+        self._path, self._initial_version, self._lora, self._keep_kv = path, version, lora, keep_kv
         self._launch: Callable[[], tuple[Any, LaunchedModel]] = partial(
             launch,
             path,
@@ -87,10 +93,11 @@ class VllmEngine:
             context_length=context_length,
             options=options,
             learner=learner,
+            lora=lora,
         )
         self._llm: Any = None
         self._model: LaunchedModel | None = None
-        self._weights: VllmWeights | None = None
+        self._weights: VllmWeights | VllmAdapters | None = None
         self._open: dict[str, DrawReader] = {}
         self._lengths: dict[str, int] = {}
         self._rate = Rate()
@@ -111,11 +118,13 @@ class VllmEngine:
             context_length=settings.context_tokens or None,
             options=settings.vllm,
             learner=LearnerNeed.of(of) if settings.is_colocated and of.is_trained else None,
+            lora=of.lora,
+            keep_kv=settings.keep_kv,
         )
 
     @property
     def version(self) -> Version:
-        """Weights that the next step will use."""
+        """Weights that a generation which begins now is drawn with."""
         return self._weights.version if self._weights else self._initial_version
 
     @property
@@ -137,7 +146,7 @@ class VllmEngine:
 
         Raises:
             MissingExtraError: vLLM is not installed.
-            ConfigError: An option is unknown to it, or AgentJet's own.
+            ConfigError: An option is unknown to it, or AgentJet's own, or `lora` does not fit it or the model.
             ModelNotFoundError: There is no such model on this machine.
             EngineError: vLLM can not load it, or not as it was asked to.
         """
@@ -150,7 +159,12 @@ class VllmEngine:
             raise EngineError(
                 f"vLLM can not load model {self._path}: {error}; what it wrote before says why"
             ) from error
-        self._weights = VllmWeights(self._model.layout, self._initial_version)
+        adapted, version = self._model.adapted, self._initial_version
+        self._weights = (
+            VllmWeights(self._model.layout, version, keep_kv=self._keep_kv)
+            if adapted is None
+            else VllmAdapters(adapted, version, self._lora.num_versions)
+        )
         await self._weights.label(self._llm)
 
     async def generate(self, generation: Generation) -> AsyncIterator[Draw]:
@@ -163,14 +177,18 @@ class VllmEngine:
         """
         from vllm.inputs import tokens_input  # pyright: ignore[reportMissingImports]
 
-        llm, parameters = self._running(), self._parameters(generation)
+        llm, model, weights = self._running()
+        parameters = sampling_parameters(generation, model)
         if generation.id in self._open:
             raise EngineError(f"generation {generation.id} is already running; ids have to be unique")
-        reader = DrawReader(self._stop_watcher(generation.sampling), lambda: _starts(llm, generation.id))
+        stop = self._stop_watcher(generation.sampling, model)
+        beginning = weights.begin()
+        reader = DrawReader(stop, beginning, lambda: _starts(llm, generation.id))
         self._open[generation.id], self._lengths[generation.id] = reader, len(generation.prompt_ids)
-        prompt = tokens_input(list(generation.prompt_ids))
+        prompt = tokens_input(list(generation.prompt_ids), cache_salt=beginning.salt)
         try:
-            async with contextlib.aclosing(llm.generate(prompt, parameters, generation.id)) as outputs:
+            drawing = llm.generate(prompt, parameters, generation.id, **beginning.options)
+            async with contextlib.aclosing(drawing) as outputs:
                 async for output in outputs:
                     for draw in reader.read(output):
                         self._rate.add(len(draw.ids))
@@ -183,80 +201,42 @@ class VllmEngine:
             raise EngineError(f"generation {generation.id} failed: {self._why(error)}") from error
         finally:
             del self._open[generation.id], self._lengths[generation.id]
+            if self._llm is llm and not reader.is_over:
+                # One that was cancelled while vLLM took it in would go on there.
+                await llm.abort(generation.id)
+            weights.end(llm, beginning)
 
-    def _running(self) -> Any:
+    def _running(self) -> tuple[Any, LaunchedModel, VllmWeights | VllmAdapters]:
         if self._llm is None:
             raise EngineError(self._end_reason)
-        return self._llm
+        assert self._model is not None and self._weights is not None, "a running engine has a model and weights"
+        return self._llm, self._model, self._weights
 
     def _why(self, error: Exception) -> str:
         if self._llm is None:
             return self._end_reason
         return str(error) or repr(error.__cause__ or error)
 
-    def _parameters(self, generation: Generation) -> Any:
-        """vLLM's `SamplingParams`."""
-        from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
-        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
-
-        sampling = generation.sampling
-        room = self._room(generation.prompt_ids)
-        if sampling.temperature > _HIGHEST_TEMPERATURE or 0 < sampling.temperature < _LOWEST_TEMPERATURE:
-            raise BadRequestError(
-                f"temperature: vLLM draws at 0 or from {_LOWEST_TEMPERATURE:g} to {_HIGHEST_TEMPERATURE:g}, not at "
-                f"{sampling.temperature:g}"
-            )
-        return SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            max_tokens=min(sampling.max_tokens, room),
-            seed=None if sampling.seed is None else sampling.seed & _SEED_MASK,
-            stop_token_ids=sorted(generation.stop_ids),
-            ignore_eos=True,
-            logprobs=0,
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-            skip_clone=True,
-        )
-
-    def _room(self, prompt_ids: Sequence[int]) -> int:
-        """Tokens that a prompt leaves for the reply."""
-        room = self.context_length - len(prompt_ids)
-        if not prompt_ids or room < 1:
-            raise ContextLengthError(
-                f"the prompt has {len(prompt_ids)} tokens, but it takes 1 to {self.context_length - 1} of the context "
-                f"of {self.context_length}: shorten the conversation"
-            )
-        vocab_size = self._model.vocab_size if self._model else 0
-        if not 0 <= min(prompt_ids) <= max(prompt_ids) < vocab_size:
-            # In vLLM it would end the worker, and with it everybody's requests.
-            raise BadRequestError(f"the prompt holds ids outside of the vocabulary of {vocab_size}")
-        return room
-
-    def _stop_watcher(self, sampling: Sampling) -> StopWatcher | None:
+    def _stop_watcher(self, sampling: Sampling, model: LaunchedModel) -> StopWatcher | None:
         if not sampling.stop:
             return None
-        tokenizer = self._model.tokenizer if self._model else None
-        if tokenizer is None:
+        if model.tokenizer is None:
             raise EngineError(f"model {self._path} has no tokenizer.json, which stop strings need")
-        return StopWatcher(tokenizer, sampling.stop)
+        return StopWatcher(model.tokenizer, sampling.stop)
 
     async def update_weights(self, version: Version, path: Path, *, timeout_seconds: float = 120.0) -> None:
-        """Serves a snapshot as `version`; running generations go on with it.
+        """Serves a snapshot as `version`, also to running generations; or an adapter, to those that begin from now on.
 
         The path has to be readable where vLLM's workers run. `timeout_seconds` bounds what can be given up: from the
         pause on, the update is brought to its end, within as long again and at least a minute.
 
         Raises:
-            EngineError: The snapshot is unreadable or of another model, and the old weights stay; or the engine broke,
-                and ends.
-            TimeoutError: It was not read in time; the old weights stay.
+            EngineError: The file is unreadable or of another model, and the old weights stay; or the engine broke, and
+                ends.
+            TimeoutError: It was not read in time, or as many adapters as are allowed were in use; the old weights stay.
             CancelledError: Nobody waits any more; the weights may be in place or not.
         """
-        llm, weights = self._running(), self._weights
-        assert weights is not None, "a running engine has weights"
+        llm, _, weights = self._running()
         try:
             await weights.update(llm, version, Path(path), timeout_seconds=timeout_seconds)
         finally:
@@ -287,6 +267,8 @@ class VllmEngine:
         llm, self._llm = self._llm, None
         if llm is not None:
             self._end_reason = why
+            if self._weights is not None:
+                self._weights.close()
             llm.output_processor.propagate_error(EngineDeadError())
             await asyncio.to_thread(llm.shutdown, _CLOSE_SECONDS)
             # vLLM closes its sockets in a callback on this loop, and leaves their context open.

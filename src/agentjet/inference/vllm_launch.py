@@ -14,7 +14,9 @@ import structlog
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from agentjet.config import LoraSettings
 from agentjet.errors import EngineError
+from agentjet.inference.adapter_layout import AdapterLayout
 from agentjet.inference.engine import Tokenizer
 from agentjet.inference.memory_split import LearnerNeed
 from agentjet.inference.policy_model import choose_dtype
@@ -40,6 +42,8 @@ class LaunchedModel:
 
     layout: Layout
     """What a snapshot of its weights holds."""
+    adapted: AdapterLayout | None
+    """What an adapter holds; None where the whole weights are trained."""
     context_length: int
     vocab_size: int
     tokenizer: Tokenizer | None
@@ -58,6 +62,7 @@ def launch(
     context_length: int | None,
     options: Mapping[str, Any],
     learner: LearnerNeed | None,
+    lora: LoraSettings,
 ) -> tuple[Any, LaunchedModel]:
     """vLLM's `AsyncLLM`, and what is known of its model.
 
@@ -69,7 +74,8 @@ def launch(
     text_config = config.get_text_config()
     most = getattr(text_config, "max_position_embeddings", None) or 2048
     with torch.device("meta"):
-        layout = Layout.of(AutoModelForCausalLM.from_config(config))
+        model = AutoModelForCausalLM.from_config(config)
+    layout, adapted = Layout.of(model), AdapterLayout.of(model, lora) if lora.rank else None
     with environment(everywhere()):
         on = _device(device)
         wanted = str(choose_dtype(dtype, torch.device(on))).removeprefix("torch.")
@@ -93,12 +99,14 @@ def launch(
                 prefill_tokens_per_step=prefill_tokens_per_step,
                 context_length=min(context_length or most, most),
                 options=options,
+                lora=lora,
             )
             settled = arguments.create_engine_config()
             check_settled(settled.model_config, wanted)
             llm = _llm(settled)
     tokenizer = AutoTokenizer.from_pretrained(folder) if (folder / "tokenizer.json").is_file() else None
-    return llm, LaunchedModel(layout, settled.model_config.max_model_len, text_config.vocab_size, tokenizer)
+    context = settled.model_config.max_model_len
+    return llm, LaunchedModel(layout, adapted, context, text_config.vocab_size, tokenizer)
 
 
 def _device(wanted: str) -> str:

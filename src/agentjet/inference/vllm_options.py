@@ -19,11 +19,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from agentjet.config import LoraSettings
 from agentjet.errors import ConfigError, MissingExtraError
 
 _SECTION = "engine.vllm"
 _BLOCK_TOKENS = 128
 """vLLM's cache block on a CPU."""
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""For which vLLM makes room; an adapter of a lower rank fits too."""
 OWNED = {
     "model": "models.NAME.path",
     "dtype": "engine.dtype",
@@ -36,7 +39,12 @@ OWNED = {
     "worker_extension_cls": "",
     "skip_tokenizer_init": "",
     "generation_config": "",
-    "enable_lora": "",
+    "enable_lora": "models.NAME.lora.rank",
+    "max_lora_rank": "models.NAME.lora.rank",
+    "lora_target_modules": "models.NAME.lora.target_modules",
+    "max_loras": "models.NAME.lora.num_versions",
+    "max_cpu_loras": "models.NAME.lora.num_versions",
+    "lora_dtype": "engine.dtype",
     "weight_transfer_config": "",
     "return_sampling_mask": "",
     "data_parallel_size": "",
@@ -105,8 +113,9 @@ def engine_arguments(
     prefill_tokens_per_step: int,
     context_length: int,
     options: Mapping[str, Any],
+    lora: LoraSettings,
 ) -> Any:
-    """vLLM's `AsyncEngineArgs`. Raises ConfigError as `check_options`."""
+    """vLLM's `AsyncEngineArgs`. Raises ConfigError as `check_options` and `lora_arguments`."""
     from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
 
     check_options(options, option_names())
@@ -124,7 +133,7 @@ def engine_arguments(
         # vLLM's own default is 0: engines of one model, and each life of one, would draw the same.
         "seed": secrets.randbits(31),
         "disable_log_stats": True,
-    }
+    } | lora_arguments(lora)
     if is_on_cpu:
         arguments["enforce_eager"] = True
         arguments["kv_cache_memory_bytes"] = cache_bytes(hf_config, dtype, max(cache_tokens, context_length))
@@ -139,6 +148,22 @@ def overridden(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> dict
     """AgentJet's arguments and the user's options, which win; in `hf_overrides` field by field."""
     fields = arguments.get("hf_overrides", {}) | options.get("hf_overrides", {})
     return {**arguments, **options} | ({"hf_overrides": fields} if fields else {})
+
+
+def lora_arguments(lora: LoraSettings) -> dict[str, Any]:
+    """Room for adapters; nothing where there are none. Raises ConfigError for a rank that vLLM has no room for."""
+    if not lora.rank:
+        return {}
+    if lora.rank > _RANKS[-1]:
+        raise ConfigError(f"lora.rank is {lora.rank}, but vLLM serves adapters up to rank {_RANKS[-1]}; lower it")
+    return {
+        "enable_lora": True,
+        "max_lora_rank": next(rank for rank in _RANKS if rank >= lora.rank),
+        "max_loras": lora.num_versions,
+        # One more, so that none of those in use is ever put out for one that is on its way.
+        "max_cpu_loras": lora.num_versions + 1,
+        "lora_target_modules": list(lora.target_modules),
+    }
 
 
 def cache_bytes(hf_config: Any, dtype: str, num_tokens: int) -> int:

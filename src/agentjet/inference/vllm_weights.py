@@ -9,24 +9,46 @@ Invariants:
 
 Whether keys and values survive is decided in one place: `pause_generation` with `clear_cache` takes the cache from
 running requests too, which are then computed anew, from their prompt to their last token, under the new weights.
+`keep_kv` leaves it to them; each request is then given a salt for its shared prefixes, which changes with the weights,
+so that none finds keys of weights that are older than itself.
 """
 
 import asyncio
 import threading
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from agentjet.errors import EngineError
+from agentjet.inference.adapter_shelf import Adapter
 from agentjet.inference.weight_file import Layout, Snapshot
 from agentjet.schemas.ids import Version
 
 log = structlog.get_logger(__name__)
 
-_LEAST_PLACE_SECONDS = 60.0
+LEAST_PLACE_SECONDS = 60.0
 _READ_BYTES = 16 * 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """With what a generation begins."""
+
+    version: Version
+    salt: str | None = None
+    """Only generations with the same share prefixes; None where all may."""
+    adapter: Adapter | None = None
+    """What draws all of its tokens; None where the newest weights draw each."""
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Further arguments of `AsyncLLM.generate`."""
+
+    def is_mixed(self, version: Version) -> bool:
+        """Whether a token of a version may rest on keys and values of older weights."""
+        return self.salt is not None and version != self.version
 
 
 class VllmWeights:
@@ -35,14 +57,26 @@ class VllmWeights:
     Args:
         layout: What a snapshot of its model holds.
         version: What it has loaded.
+        keep_kv: Running requests keep their keys and values when the weights change.
     """
 
-    def __init__(self, layout: Layout, version: Version) -> None:
+    def __init__(self, layout: Layout, version: Version, *, keep_kv: bool = False) -> None:
         self.version = version
         self.problem = ""
         """Why the engine has to end; empty while all is well."""
-        self._layout = layout
+        self._layout, self._keep_kv = layout, keep_kv
+        self._num_placed = 0
         self._placing = asyncio.Lock()
+
+    def begin(self) -> Beginning:
+        """A generation begins."""
+        return Beginning(self.version, salt=str(self._num_placed) if self._keep_kv else None)
+
+    def end(self, llm: Any, beginning: Beginning) -> None:
+        """A generation that has begun is over."""
+
+    def close(self) -> None:
+        """vLLM is about to end."""
 
     async def label(self, llm: Any) -> None:
         """Tells vLLM's `AsyncLLM` what it has loaded."""
@@ -63,7 +97,7 @@ class VllmWeights:
                 await asyncio.to_thread(self._read, path, is_wanted)
         finally:
             is_wanted.clear()
-        placing = asyncio.create_task(self._place(llm, version, path, max(timeout_seconds, _LEAST_PLACE_SECONDS)))
+        placing = asyncio.create_task(self._place(llm, version, path, max(timeout_seconds, LEAST_PLACE_SECONDS)))
         placing.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.shield(placing)
 
@@ -94,7 +128,7 @@ class VllmWeights:
         """Pause, load, set the version, resume."""
         started = time.monotonic()
         try:
-            await llm.pause_generation(mode="keep", clear_cache=True)
+            await llm.pause_generation(mode="keep", clear_cache=not self._keep_kv)
         except Exception as error:
             await llm.resume_generation()
             raise EngineError(f"vLLM could not be paused for weights {version}: {error}; the old ones stay") from error
@@ -105,7 +139,7 @@ class VllmWeights:
             )
         if not any(refusals):
             await llm.update_weight_version(str(version))
-            self.version = version
+            self.version, self._num_placed = version, self._num_placed + 1
         await llm.resume_generation()
         if any(refusals):
             raise EngineError(refusals[0])

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from agentjet.errors import EngineError
 
 _DTYPES = {"BF16", "F16", "F32", "F64"}
+_ADAPTER = ".lora_A."
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,11 @@ class Snapshot:
         """
         missing = sorted(set(layout.shapes) - set(self._opened))
         unknown = sorted(set(self._opened) - set(layout.shapes) - set(layout.aliases))
+        if any(_ADAPTER in name for name in unknown) and not any(_ADAPTER in name for name in layout.shapes):
+            raise EngineError(
+                f"{self.path} is a LoRA adapter, but this engine serves whole weights; engine and learner need the "
+                "same `lora` settings of the model"
+            )
         if missing or unknown:
             raise EngineError(
                 f"weights {self.path} are of another model: {len(missing)} tensors missing {missing[:3]}, "

@@ -137,6 +137,7 @@ def _sampled(call: Call, reward: float | None) -> SampledCall:
         temperature=call.sampling.temperature,
         versions=call.versions,
         version_starts=call.version_starts,
+        is_mixed=call.is_mixed,
         is_truncated=call.finish_reason is FinishReason.LENGTH,
         is_trained=is_trained,
         reward=reward,

@@ -178,6 +178,7 @@ class Call(Record):
     """CALLS: one generation, as sampled. The prompt is the parent's whole sequence plus `prompt_ids`."""
 
     schema_name = "call"
+    schema_version = (1, 1)
 
     run: RunId
     call: CallId
@@ -199,6 +200,9 @@ class Call(Record):
     """Index into the completion where each of `versions` begins."""
     versions: Annotated[tuple[str, ...], AsTuple]
     """Weights that drew the completion; more than one when an update came in flight."""
+    is_mixed: Annotated[tuple[bool, ...], AsTuple] = ()
+    """For each of `versions`, whether its tokens were drawn with keys and values of older weights at hand
+    (`engine.keep_kv`): no one version gives their log-probs. Empty: none were."""
     sampling: Sampling
     messages: Annotated[tuple[dict[str, Any], ...], AsTuple]
     """The request's messages after those of the parent and its reply."""

@@ -34,6 +34,8 @@ class SampledCall(Part):
     temperature: float = 1.0
     versions: Annotated[tuple[str, ...], AsTuple]
     version_starts: Int32Array = (0,)
+    is_mixed: Annotated[tuple[bool, ...], AsTuple] = ()
+    """As in the call: tokens that are not compared with the learner's log-probs."""
     is_truncated: bool = False
     """The reply ended by length."""
     is_trained: bool = True
@@ -84,6 +86,7 @@ class Sample(SlotRecord):
     """A scored episode's tree for one model."""
 
     schema_name = "sample"
+    schema_version = (1, 1)
 
     reward: float
     agent_rewards: dict[str, float] = Field(default_factory=dict)

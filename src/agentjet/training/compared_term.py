@@ -1,7 +1,8 @@
 """Which tokens tell engine and learner apart: those drawn under the very weights that the learner holds.
 
-Invariants: a token of other weights is never among them, not even of a call that an update cut in two; every engine
-that drew any gets its share of the samples. A sample is computed whole, for its tokens need their context.
+Invariants: a token of other weights is never among them, not even of a call that an update cut in two, nor one that
+rests on keys and values of older weights (`engine.keep_kv`); every engine that drew any gets its share of the samples.
+A sample is computed whole, for its tokens need their context.
 
 It does not know how log-probs are computed.
 """
@@ -72,8 +73,9 @@ def _spans(sample: Sample, is_current: IsCurrent) -> Iterator[_Span]:
     first = 0
     for call in sample.calls:
         edges = [*call.version_starts[1:], call.num_terms]
-        for version, start, stop in zip(call.versions, call.version_starts, edges, strict=False):
-            if stop > start and is_current(version):
+        mixed = call.is_mixed or (False,) * len(edges)
+        for version, is_mixed, start, stop in zip(call.versions, mixed, call.version_starts, edges, strict=False):
+            if stop > start and not is_mixed and is_current(version):
                 yield _Span(call.engine, version, call.temperature, first + start, first + stop)
         first += call.num_terms
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from adapter_use import make_adapter
 from engine_use import TOLERANCE, ask, assert_exact, broken_snapshots, collect, ids_of, logprobs_of, prompt, reference
 from served_engine import CONTEXT, ServedEngine, changed, constant
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -233,6 +234,13 @@ async def test_a_bad_snapshot_is_refused_and_the_old_weights_serve_on(served: Se
     draws = await collect(served.engine, ask("a", prompt(1, 30)))
     assert {draw.version for draw in draws} == {old} == {served.engine.version}
     assert_exact(served.base, prompt(1, 30), draws)
+
+
+async def test_an_adapter_for_an_engine_of_whole_weights_is_refused_by_name(served: ServedEngine, tmp_path: Path):
+    adapter = make_adapter(served.base, tmp_path / "adapter.safetensors", 1)
+    with pytest.raises(EngineError, match=r"adapter\.safetensors is a LoRA adapter, .* the same `lora` settings"):
+        await served.engine.update_weights(served.next_version, adapter)
+    assert_exact(served.base, prompt(1, 30), await collect(served.engine, ask("a", prompt(1, 30))))
 
 
 async def test_a5_an_update_that_times_out_raises_and_the_engine_goes_on(served: ServedEngine, other: Path):

@@ -245,6 +245,16 @@ def test_a_gateway_that_is_open_to_other_machines_has_to_be_meant(file, host):
     assert remote.settings.gateway.host == host
 
 
+def test_keys_are_kept_over_whole_weights_only(file: Path):
+    model = '[models.m]\npath = "tiny"\nengine = { keep_kv = true }\n'
+    assert loaded(file, model).settings.models["m"].engine.keep_kv
+    assert "engine.keep_kv is for whole weights" in refusal(file, model + "lora = { rank = 4 }\n")
+
+
+def test_an_adapter_needs_room_beside_the_one_before(file: Path):
+    assert "models.m.lora.num_versions" in refusal(file, '[models.m]\npath = "tiny"\nlora = { num_versions = 1 }\n')
+
+
 def test_options_of_vllm_are_a_free_table_for_vllm_only(file: Path):
     model = '[models.m]\npath = "tiny"\n[models.m.engine]\nkind = "vllm"\nvllm = { tensor_parallel_size = 2 }\n'
     assert loaded(file, model).settings.models["m"].engine.vllm == {"tensor_parallel_size": 2}

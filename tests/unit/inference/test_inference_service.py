@@ -326,8 +326,26 @@ async def test_versions_that_change_in_flight_are_kept_per_token(swarm):
     swarm.engine.reply, swarm.engine.on_draw = "low 12", update
     _, reply = await swarm.ask(swarm.request(await swarm.claim(), [user("q")]))
     (call,) = await swarm.calls()
-    assert (call.versions, call.version_starts) == (("0-0", "0-1"), (0, 1))
+    assert (call.versions, call.version_starts, call.is_mixed) == (("0-0", "0-1"), (0, 1), ())
     assert reply.version == "0-1"
+
+
+async def test_tokens_drawn_with_keys_of_older_weights_are_told_apart(swarm):
+    swarm.engine.reply, swarm.engine.is_mixed = "low 12", lambda index: index == 1
+    await swarm.ask(swarm.request(await swarm.claim(), [user("q")]))
+    (call,) = await swarm.calls()
+    assert (call.versions, call.version_starts) == (("0-0", "0-0", "0-0"), (0, 1, 2))
+    assert call.is_mixed == (False, True, False)
+
+
+async def test_a_pinned_call_whose_adapter_is_no_longer_the_newest_goes_on(swarm):
+    def update(index):
+        swarm.engine.version = Version(0, index)
+
+    swarm.engine.reply, swarm.engine.on_draw, swarm.engine.keeps_version = "low 12", update, True
+    key = await swarm.claim(kind=EpisodeKind.EVAL, pins={"m": "0-0"})
+    _, reply = await swarm.ask(swarm.request(key, [user("q")]))
+    assert (reply.error, reply.version) == (None, "0-0")
 
 
 async def test_a_pinned_call_waits_for_its_version(swarm):

@@ -24,23 +24,27 @@ def cache(max_rows: int = 4, max_length: int = 1024, budget: int = 4096) -> RowC
     )
 
 
-def take(rows: RowCache, ids: list[int]) -> tuple[int | None, int]:
-    """Acquires a row and computes it: what stands for a key is the sum of the ids up to its position."""
+def take(rows: RowCache, ids: list[int], weights: int = 0) -> tuple[int | None, int]:
+    """Acquires a row and computes it: what stands for a key tells the weights and the ids up to its position."""
     array = np.asarray(ids)
-    source, matched, _ = rows.match(array)
-    row = rows.acquire(array, source, matched)
+    source, matched, _ = rows.match(array, weights)
+    row = rows.acquire(array, source, matched, weights)
     if row is not None:
         computed = int(rows.num_computed[row])
         assert computed == (0 if matched < 4 and computed == 0 else matched)
-        rows.store[:, :, row, 0, computed : len(ids), 0] = torch.tensor(np.cumsum(array))[computed:].float()
+        rows.store[:, :, row, 0, computed : len(ids), 0] = keys_of(array, weights)[computed:]
         rows.num_computed[row] = len(ids)
     return row, matched
+
+
+def keys_of(ids: np.ndarray, weights: int) -> torch.Tensor:
+    return torch.tensor(np.cumsum(ids) + 1000 * weights).float()
 
 
 def assert_sound(rows: RowCache) -> None:
     for row in range(rows.num_rows):
         count = int(rows.num_computed[row])
-        expected = torch.tensor(np.cumsum(rows._ids[row, :count])).float()
+        expected = keys_of(rows._ids[row, :count], rows._weights[row])
         assert torch.equal(rows.store[1, 1, row, 0, :count, 0], expected)
         assert (rows._ids[row, int(rows.num_known[row]) :] == -1).all()
 
@@ -67,12 +71,12 @@ def test_a_prefix_of_a_running_row_is_copied() -> None:
 def test_what_a_running_row_has_not_computed_is_known_but_not_matched() -> None:
     rows = cache()
     ids = np.asarray([1, 2, 3, 4, 5, 6])
-    row = rows.acquire(ids, *rows.match(ids)[:2])
+    row = rows.acquire(ids, *rows.match(ids, 0)[:2], 0)
     assert row is not None
     rows.num_computed[row] = 2
-    assert rows.match(np.asarray([1, 2, 3, 4, 9]))[1:] == (2, 4)
+    assert rows.match(np.asarray([1, 2, 3, 4, 9]), 0)[1:] == (2, 4)
     rows.release(row)
-    assert rows.match(np.asarray([1, 2, 3, 4, 9]))[1:] == (2, 0)
+    assert rows.match(np.asarray([1, 2, 3, 4, 9]), 0)[1:] == (2, 0)
 
 
 def test_an_idle_row_that_goes_on_otherwise_is_copied_and_kept() -> None:
@@ -82,7 +86,7 @@ def test_an_idle_row_that_goes_on_otherwise_is_copied_and_kept() -> None:
     rows.release(row)
     _, matched = take(rows, [1, 2, 3, 4, 5, 9])
     assert matched == 5
-    assert rows.match(np.asarray([1, 2, 3, 4, 5, 6, 7, 8]))[1] == 7
+    assert rows.match(np.asarray([1, 2, 3, 4, 5, 6, 7, 8]), 0)[1] == 7
     assert_sound(rows)
 
 
@@ -93,7 +97,7 @@ def test_a_continuation_moves_to_the_lowest_idle_row_and_what_lay_there_moves_up
     rows.release(0)
     rows.release(1)
     assert take(rows, [6, 7, 8, 9, 5, 5]) == (0, 4)
-    assert rows.match(np.asarray([1, 2, 3, 4, 5, 6]))[:2] == (1, 5)
+    assert rows.match(np.asarray([1, 2, 3, 4, 5, 6]), 0)[:2] == (1, 5)
     assert_sound(rows)
 
 
@@ -129,8 +133,8 @@ def test_the_old_store_is_let_go_before_a_new_one_is_made(monkeypatch: pytest.Mo
 def test_the_last_prompt_token_is_always_left_to_compute() -> None:
     rows = cache()
     take(rows, [1, 2, 3, 4, 5])
-    assert rows.match(np.asarray([1, 2, 3, 4, 5]))[1] == 4
-    assert rows.match(np.asarray([1]))[1] == 0
+    assert rows.match(np.asarray([1, 2, 3, 4, 5]), 0)[1] == 4
+    assert rows.match(np.asarray([1]), 0)[1] == 0
 
 
 def test_the_row_unused_for_longest_goes_first() -> None:
@@ -140,8 +144,8 @@ def test_the_row_unused_for_longest_goes_first() -> None:
         assert row is not None
         rows.release(row)
     take(rows, [90, 91, 92, 93, 94])
-    assert rows.match(np.asarray([0, 1, 2, 3, 4, 5]))[1] == 0
-    assert rows.match(np.asarray([10, 11, 12, 13, 14, 5]))[1] == 5
+    assert rows.match(np.asarray([0, 1, 2, 3, 4, 5]), 0)[1] == 0
+    assert rows.match(np.asarray([10, 11, 12, 13, 14, 5]), 0)[1] == 5
     assert_sound(rows)
 
 
@@ -171,17 +175,57 @@ def test_nothing_is_left_after_clear() -> None:
     rows.clear()
     assert rows.num_cached_tokens == 0
     assert not rows.store.any()
-    assert rows.match(np.asarray([1, 2, 3, 4, 5]))[1] == 0
+    assert rows.match(np.asarray([1, 2, 3, 4, 5]), 0)[1] == 0
+
+
+def test_a_row_of_other_weights_is_not_found() -> None:
+    rows = cache()
+    take(rows, [1, 2, 3, 4, 5], weights=0)
+    rows.begin(1)
+    assert take(rows, [1, 2, 3, 4, 5, 6], weights=1) == (1, 0)
+    assert rows.match(np.asarray([1, 2, 3, 4, 5, 6, 7]), 0)[1] == 5
+    assert rows.match(np.asarray([1, 2, 3, 4, 5, 6, 7]), 1)[1] == 6
+    assert_sound(rows)
+
+
+def test_only_rows_of_the_newest_weights_are_left_behind() -> None:
+    rows = cache()
+    idle, running = (take(rows, [index, 2, 3, 4, 5])[0] for index in range(2))
+    assert idle is not None and running is not None
+    rows.release(idle)
+    rows.begin(1)
+    assert rows.num_cached_tokens == 5
+    rows.append(running, 6)
+    rows.release(running)
+    assert rows.num_cached_tokens == 0
+    assert_sound(rows)
+
+
+def test_growth_keeps_apart_rows_of_different_weights() -> None:
+    rows = cache(max_rows=2)
+    take(rows, [1, 2, 3, 4, 5], weights=0)
+    rows.begin(1)
+    take(rows, [1, 2, 3, 4, 5], weights=1)
+    moved = rows.grow(300)
+    longer = np.asarray([1, 2, 3, 4, 5, 6])
+    assert [rows.match(longer, weights)[:2] for weights in (0, 1)] == [(moved[0], 5), (moved[1], 5)]
+    assert rows.match(longer, 2)[1] == 0
 
 
 @settings(max_examples=150)
-@given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=12), st.booleans()), max_size=25))
-def test_whatever_comes_and_goes_rows_hold_what_their_ids_say(steps: list[tuple[list[int], bool]]) -> None:
+@given(
+    st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=12), st.booleans(), st.booleans()), max_size=25)
+)
+def test_whatever_comes_and_goes_rows_hold_what_their_ids_and_weights_say(
+    steps: list[tuple[list[int], bool, bool]],
+) -> None:
     rows = cache(max_rows=3)
     running: list[int] = []
-    for ids, releases in steps:
+    for ids, releases, renews in steps:
         before = {row: rows._ids[row].copy() for row in running}
-        row, _ = take(rows, ids)
+        if renews:
+            rows.begin(rows.newest + 1)
+        row, _ = take(rows, ids, rows.newest)
         for other in running:
             assert (rows._ids[other] == before[other]).all()
         if row is not None:

@@ -106,3 +106,26 @@ def test_rows_that_outgrow_the_budget_send_the_latest_back() -> None:
     assert all(len(each.ids) == 257 for each in requests)
     queue.remove(requests[0])
     assert step(queue) == {"1": 1, "2": 257}
+
+
+def test_when_the_cache_is_kept_running_requests_go_on_and_are_marked_and_those_that_wait_are_not() -> None:
+    queue = scheduler(max_running=1)
+    first, second = request("a", list(range(10))), request("b", list(range(10)))
+    for each in (first, second):
+        queue.add(each)
+    step(queue)
+    queue.keep_cache()
+    assert step(queue) == {"a": 1}
+    assert (first.is_mixed, second.is_mixed) == (True, False)
+    queue.remove(first)
+    assert step(queue) == {"b": 10}
+
+
+def test_requests_of_one_adapter_stand_together_among_those_of_equal_length() -> None:
+    queue = scheduler()
+    requests = [request(str(index), [index, index]) for index in range(4)]
+    for index, each in enumerate(requests):
+        each.weights = index % 2
+        queue.add(each)
+    step(queue)
+    assert [work.request.generation.id for work in queue.next_step()] == ["0", "2", "1", "3"]

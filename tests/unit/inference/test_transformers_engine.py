@@ -24,7 +24,7 @@ from engine_use import (
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from agentjet.config import EngineSettings
+from agentjet.config import EngineSettings, ModelSettings
 from agentjet.errors import ContextLengthError, EngineError, ModelNotFoundError, UnsupportedArchitectureError
 from agentjet.inference.engine import Draw, Engine
 from agentjet.inference.transformers_engine import TransformersEngine
@@ -46,7 +46,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def test_settings_describe_an_engine(tiny: Path):
     settings = EngineSettings(dtype="float32", device="cpu", num_threads=1, context_tokens=24, cache_tokens=64)
-    engine = TransformersEngine.from_settings(tiny, settings)
+    engine = TransformersEngine.from_settings(ModelSettings(path=str(tiny), engine=settings))
     await engine.start()
     try:
         assert engine.context_length == 24

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentjet.config import ModelSettings
+from agentjet.config import LoraSettings, ModelSettings
 from agentjet.errors import ConfigError, EngineError, MissingExtraError
 from agentjet.inference import vllm_options
 from agentjet.inference.vllm_launch import check_settled
@@ -21,6 +21,7 @@ from agentjet.inference.vllm_options import (
     check_options,
     engine_arguments,
     environment,
+    lora_arguments,
     on_cpu,
     with_threads,
 )
@@ -99,12 +100,32 @@ def arguments(is_on_cpu: bool, options: Mapping[str, Any], monkeypatch: pytest.M
         prefill_tokens_per_step=64,
         context_length=512,
         options=options,
+        lora=LoraSettings(rank=4),
     )
 
 
 def test_every_key_that_is_named_instead_exists():
     keys = {key.removeprefix("engine.") for key in OWNED.values() if key.startswith("engine.")}
     assert keys <= set(type(ModelSettings(path="x").engine).model_fields)
+
+
+@pytest.mark.parametrize(("rank", "room"), [(1, 1), (2, 8), (16, 16), (33, 64), (512, 512)])
+def test_room_for_adapters_is_that_of_the_next_rank_that_vllm_has(rank: int, room: int):
+    arguments = lora_arguments(LoraSettings(rank=rank, num_versions=3, target_modules=("q_proj",)))
+    assert arguments == {
+        "enable_lora": True,
+        "max_lora_rank": room,
+        "max_loras": 3,
+        "max_cpu_loras": 4,
+        "lora_target_modules": ["q_proj"],
+    }
+    assert set(arguments) <= set(OWNED)
+
+
+def test_without_a_rank_there_is_no_room_for_adapters_and_a_rank_beyond_vllms_is_refused():
+    assert lora_arguments(LoraSettings()) == {}
+    with pytest.raises(ConfigError, match=r"lora\.rank is 513, but vLLM serves adapters up to rank 512"):
+        lora_arguments(LoraSettings(rank=513))
 
 
 def test_without_vllm_the_error_names_the_extras(monkeypatch: pytest.MonkeyPatch):

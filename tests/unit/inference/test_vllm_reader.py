@@ -8,11 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentjet.errors import EngineError
+from agentjet.inference.adapter_shelf import Adapter
 from agentjet.inference.engine import Draw
 from agentjet.inference.stop_string import StopWatcher
 from agentjet.inference.vllm_reader import DrawReader
+from agentjet.inference.vllm_weights import Beginning
 from agentjet.schemas.call import FinishReason
 from agentjet.schemas.ids import Version
+
+BEGINNING = Beginning(Version(1, 0))
 
 
 class Letters:
@@ -36,7 +40,7 @@ def output(ids: list[int], finish: str | None = None, spans: list[tuple[str, int
 
 def test_tokens_of_two_versions_in_one_output_become_two_draws():
     starts = [("1-0", 0)]
-    reader = DrawReader(None, lambda: starts)
+    reader = DrawReader(None, BEGINNING, lambda: starts)
     assert reader.read(output([7, 8])) == [Draw((7, 8), (-7.0, -8.0), Version(1, 0), num_cached_tokens=5)]
     starts.append(("1-1", 3))
     first, second = reader.read(output([9, 10, 11]))
@@ -47,7 +51,7 @@ def test_tokens_of_two_versions_in_one_output_become_two_draws():
 
 
 def test_what_was_drawn_after_a_stop_string_is_dropped():
-    reader = DrawReader(StopWatcher(Letters(), ["cd"]), lambda: [("1-0", 0)])
+    reader = DrawReader(StopWatcher(Letters(), ["cd"]), BEGINNING, lambda: [("1-0", 0)])
     reader.read(output([1, 2]))
     (draw,) = reader.read(output([3, 4, 5, 6], "length", [("1-0", 0)]))
     assert (draw.ids, draw.finish_reason, draw.stop_string) == ((3, 4), FinishReason.STOP, "cd")
@@ -57,7 +61,7 @@ def test_what_was_drawn_after_a_stop_string_is_dropped():
 @pytest.mark.parametrize("finish", ["abort", "error"])
 def test_a_generation_that_vllm_gave_up_is_an_error(finish: str):
     with pytest.raises(EngineError, match=f"early: {finish}"):
-        DrawReader(None, lambda: [("1-0", 0)]).read(output([], finish))
+        DrawReader(None, BEGINNING, lambda: [("1-0", 0)]).read(output([], finish))
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=12), st.sets(st.integers(1, 60), max_size=5))
@@ -65,7 +69,7 @@ def test_every_token_carries_the_version_that_began_last_before_it(lengths: list
     """Spans are known up to the token that was drawn last, as vLLM tells them."""
     starts = [(f"1-{number}", start) for number, start in enumerate(sorted({0} | cuts))]
     drawn = 0
-    reader = DrawReader(None, lambda: [(version, start) for version, start in starts if start < drawn])
+    reader = DrawReader(None, BEGINNING, lambda: [(version, start) for version, start in starts if start < drawn])
     versions: list[Version] = []
     for length in lengths:
         ids = list(range(drawn, drawn + length))
@@ -75,3 +79,19 @@ def test_every_token_carries_the_version_that_began_last_before_it(lengths: list
         versions += [draw.version for draw in draws for _ in draw.ids]
     expected = [max(number for number, (_, start) in enumerate(starts) if start <= index) for index in range(drawn)]
     assert [version.step for version in versions] == expected
+
+
+def test_all_tokens_of_a_generation_with_an_adapter_have_its_version_whatever_vllm_says_of_its_own():
+    reader = DrawReader(None, Beginning(Version(2, 7), adapter=Adapter(3, Version(2, 7))), lambda: [("1-0", 0)])
+    draws = [*reader.read(output([7, 8])), *reader.read(output([9], "length", [("1-0", 0), ("1-1", 2)]))]
+    assert [(draw.ids, draw.version, draw.is_mixed) for draw in draws] == [
+        ((7, 8), Version(2, 7), False),
+        ((9,), Version(2, 7), False),
+    ]
+
+
+def test_where_keys_are_kept_tokens_of_newer_weights_are_marked():
+    starts = [("1-0", 0), ("1-1", 1)]
+    for salt, is_mixed in (("0", [False, True]), (None, [False, False])):
+        reader = DrawReader(None, Beginning(Version(1, 0), salt=salt), lambda: starts)
+        assert [draw.is_mixed for draw in reader.read(output([7, 8]))] == is_mixed

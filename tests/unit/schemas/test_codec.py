@@ -161,7 +161,7 @@ def test_deeply_nested_body_is_a_named_error():
 
 def test_readable_json_lists_ids_and_keeps_every_field():
     shown = as_json(call(logprobs=(math.nan, -0.5)))
-    assert shown["schema"] == "call/1.0"
+    assert shown["schema"] == "call/1.1"
     assert shown["prompt_ids"] == [1, 2]
     assert shown["logprobs"] == [None, -0.5]
     assert shown["finish_reason"] == "stop"

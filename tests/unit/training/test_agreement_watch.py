@@ -152,6 +152,13 @@ def test_only_tokens_of_the_weights_at_hand_are_compared(make_trainer):
     assert figures["agreement_max_nats"] <= 1e-5
 
 
+def test_tokens_that_rest_on_keys_of_older_weights_are_not_compared(make_trainer):
+    cut = drawn(make_trainer(), 1, versions=("1-4", "1-4"), version_starts=(0, 30), is_mixed=(False, True))
+    assert choose_terms([cut], is_current, 400).place.tolist() == [
+        place for place in range(len(cut.term_logprob)) if place % 40 < 30
+    ]
+
+
 def test_every_engine_gets_its_share_of_the_tokens():
     samples = [unread(seed, engine="a") for seed in range(6)] + [unread(seed, engine="b") for seed in range(6)]
     terms = choose_terms(samples, is_current, 400)
