@@ -2,7 +2,10 @@
 
 The tensors have peft's names (`base_model.model.<layer>.lora_A.weight` [rank, inputs], `.lora_B.weight`
 [outputs, rank]); peft's configuration rides in the file's metadata, so that an adapter travels as one file like whole
-weights do. It does not know what an adapter is put on.
+weights do.
+
+Invariant: files of equal tensors and configuration have equal bytes, so that a version of an adapter can be a patch of
+the one before. It does not know what an adapter is put on.
 """
 
 import json
@@ -22,7 +25,8 @@ _KEY = "adapter_config"
 
 def write_adapter(path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
     """Write a file with tensors and peft's configuration. OSError when the disk refuses."""
-    save_file(dict(tensors), path, metadata={"format": "pt", _KEY: json.dumps(config, sort_keys=True)})
+    # One key alone: safetensors writes several in an order that changes from file to file.
+    save_file(dict(tensors), path, metadata={_KEY: json.dumps(config, sort_keys=True)})
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -37,3 +37,12 @@ def test_a_file_that_is_cut_is_refused_and_leaves_no_folder(adapter: Path, tmp_p
     with pytest.raises(EngineError, match="can not be read"):
         lay_out(adapter, tmp_path / "adapter")
     assert not (tmp_path / "adapter").exists()
+
+
+def test_a_file_is_a_function_of_what_it_holds(tmp_path: Path):
+    written = set()
+    for number in range(20):
+        path = tmp_path / str(number)
+        write_adapter(path, {NAME: torch.ones(2, 3), NAME.replace("A", "B"): torch.zeros(3, 2)}, CONFIGURATION)
+        written.add(path.read_bytes())
+    assert len(written) == 1
