@@ -25,7 +25,7 @@ from agentjet.training.incarnation import Incarnation
 MODEL = "small"
 
 
-def settings(folder: Path, model: Path, **learner: object) -> SwarmSettings:
+def settings(folder: Path, model: Path, lora_rank: int = 0, **learner: object) -> SwarmSettings:
     return SwarmSettings.model_validate(
         {
             "run": {"dir": folder, "seed": 5, "is_deterministic": True},
@@ -35,6 +35,7 @@ def settings(folder: Path, model: Path, **learner: object) -> SwarmSettings:
                     "engine": {"dtype": "float32"},
                     "learner": {"batch_groups": 2, "learning_rate": 1e-3, "num_threads": 1, **learner},
                     "algorithm": {"drop_constant_groups": True},
+                    "lora": {"rank": lora_rank},
                 }
             },
             "checkpoint": {"every_steps": 1, "keep": 5},

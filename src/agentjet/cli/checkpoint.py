@@ -3,12 +3,13 @@
 from pathlib import Path
 
 from agentjet.checkpoint.export import export as export_model
+from agentjet.checkpoint.export import holds_adapter
 from agentjet.checkpoint.store import CheckpointStore
 from agentjet.cli.output import readable_bytes, write_json, write_line
 from agentjet.cli.target import Folder, no_run_in
 from agentjet.durable.manifest import read_manifest
 from agentjet.durable.manifest import verify as verify_checkpoint
-from agentjet.errors import CheckpointError
+from agentjet.errors import CheckpointError, UsageError
 
 
 def ls(*, target: Folder | None = None, json: bool = False) -> None:
@@ -61,14 +62,50 @@ def verify(*names: str, target: Folder | None = None) -> int:
     return 1 if num_damaged else 0
 
 
-def export(name: str, folder: Path, *, target: Folder | None = None) -> None:
+def export(
+    name: str,
+    folder: Path,
+    *,
+    adapter: bool = False,
+    base: Path | None = None,
+    target: Folder | None = None,
+    json: bool = False,
+) -> None:
     """Write the model of a checkpoint in the Hugging Face format: safetensors, configuration, tokenizer.
+
+    A LoRA adapter is merged into its model; how far that moves log-probs is measured on a short text.
 
     Args:
         name: A checkpoint's folder, `model/version`, or `model` for its newest.
         folder: Where to; a new folder.
+        adapter: Write a LoRA adapter by itself, as peft and vLLM load it.
+        base: Folder of the model that a LoRA adapter is of (default: where it was trained).
+        json: One JSON object.
     """
-    write_line(str(export_model(_store(target).find(name), folder)))
+    checkpoint = _store(target).find(name)
+    has_adapter = holds_adapter(checkpoint)
+    if not has_adapter and (adapter or base):
+        raise UsageError(
+            f"{checkpoint} holds all weights and no adapter; leave {'--adapter' if adapter else '--base'} out"
+        )
+    errors: dict[str, dict[str, float]] = {}
+    if has_adapter and not adapter:
+        from agentjet.training.adapter_merge import as_json, base_of, merge, merging_error
+
+        base = base or base_of(checkpoint)
+        merge(checkpoint, folder, base)
+        errors = as_json(merging_error(checkpoint, base, folder))
+    else:
+        export_model(checkpoint, folder)
+    if json:
+        write_json({"path": str(folder), "merging_error": errors})
+        return
+    write_line(str(folder))
+    for dtype, error in errors.items():
+        write_line(
+            f"merged against unmerged in {dtype}: log-probs of {error['num_tokens']} tokens differ by "
+            f"{error['mean']:.1e} nats on average, {error['max']:.1e} at most"
+        )
 
 
 def _store(target: Folder | None) -> CheckpointStore:

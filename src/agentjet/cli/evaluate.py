@@ -10,11 +10,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from agentjet.checkpoint.export import export
+from agentjet.checkpoint.export import export, holds_adapter
 from agentjet.checkpoint.store import CheckpointStore
 from agentjet.cli.output import write_json, write_line
 from agentjet.cli.target import Folder
-from agentjet.config import PoolSettings, SwarmSettings
+from agentjet.config import LoraSettings, PoolSettings, SwarmSettings
 from agentjet.curriculum.dataset import load_tasks
 from agentjet.durable.manifest import MANIFEST, read_manifest
 from agentjet.errors import CheckpointError, ConfigError, ModelNotFoundError, UsageError
@@ -54,8 +54,8 @@ async def evaluate(
     stands_for = _model_of(settings, model)
     with tempfile.TemporaryDirectory(prefix="agentjet-eval-") as scratch:
         source = _checkpoint_of(settings, checkpoint)
-        path = str(export(source, Path(scratch) / "model")) if source else checkpoint
-        of = settings.models[stands_for].model_copy(update={"path": path})
+        path = str(_model_from(source, Path(scratch) / "model")) if source else checkpoint
+        of = settings.models[stands_for].model_copy(update={"path": path, "lora": LoraSettings()})
         settings = settings.model_copy(update={"models": {**settings.models, stands_for: of}})
         scores = await _play(settings, tasks or settings.eval.num_tasks, repeats or settings.eval.num_repeats)
     report = summary(scores)
@@ -100,6 +100,15 @@ def _model_of(settings: SwarmSettings, model: str) -> str:
     if model or len(names) != 1:
         raise UsageError(f"say with --model which model it stands for: {', '.join(settings.models)}")
     return names[0]
+
+
+def _model_from(checkpoint: Path, folder: Path) -> Path:
+    """Writes the model of a checkpoint to a new folder; an adapter is merged into its own."""
+    if not holds_adapter(checkpoint):
+        return export(checkpoint, folder)
+    from agentjet.training.adapter_merge import base_of, merge
+
+    return merge(checkpoint, folder, base_of(checkpoint))
 
 
 def _checkpoint_of(settings: SwarmSettings, checkpoint: str) -> Path | None:

@@ -125,7 +125,7 @@ def _engine_share(learner: LearnerNeed, layout: Layout) -> float:
     from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
 
     total_bytes: int = current_platform.get_device_total_memory()
-    return round(learner.engine_share(total_bytes, layout.num_parameters), 3)
+    return round(learner.engine_share(total_bytes, layout.shapes), 3)
 
 
 def check_settled(model_config: Any, dtype: str) -> None:

@@ -3,7 +3,6 @@
 A snapshot is checked as a whole (names, shapes, dtypes) from the files' headers before a single tensor is put in use.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -27,11 +26,6 @@ class Layout:
     shapes: Mapping[str, tuple[int, ...]]
     aliases: Mapping[str, str]
     """Further names of tied tensors, and the name in `shapes` that each stands for."""
-
-    @property
-    def num_parameters(self) -> int:
-        """Of all tensors, tied ones once."""
-        return sum(math.prod(shape) for shape in self.shapes.values())
 
     @classmethod
     def of(cls, model: nn.Module) -> Self:

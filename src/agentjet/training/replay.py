@@ -148,6 +148,7 @@ def make_trainer(settings: SwarmSettings, model: str) -> Trainer:
         resolve(of.path),
         of.learner,
         of.algorithm,
+        lora=of.lora,
         seed=settings.run.seed,
         num_steps=settings.run.num_steps,
         engine_dtype=of.engine.dtype,

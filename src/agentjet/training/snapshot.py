@@ -5,15 +5,18 @@ are on disk before its name is.
 """
 
 import hashlib
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from agentjet.durable.file import file_digest, replacing
+from agentjet.pretrained.adapter_file import write_adapter
 
 HASH_THREADS = 2
 
@@ -27,25 +30,40 @@ class Snapshot:
     sha256: str
 
 
-def weights_digest(model: nn.Module) -> str:
-    """sha256 over name, shape and bytes of every trainable weight."""
-    named = [(name, weight.detach().cpu()) for name, weight in model.named_parameters() if weight.requires_grad]
+def weights_digest(weights: Mapping[str, Tensor]) -> str:
+    """sha256 over name, shape and bytes in float32 of every weight, in their order."""
     with ThreadPoolExecutor(HASH_THREADS) as threads:
-        parts = threads.map(_tensor_digest, *zip(*named, strict=True))
+        parts = threads.map(_tensor_digest, weights, weights.values())
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def write_snapshot(model: nn.Module, path: Path, dtype: torch.dtype) -> Snapshot:
-    """Writes the weights in an engine's type, names as in the model's state dict. OSError when the disk refuses."""
-    weights = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in model.named_parameters()}
+def write_snapshot(
+    weights: Mapping[str, Tensor], path: Path, dtype: torch.dtype, adapter: Mapping[str, Any] | None = None
+) -> Snapshot:
+    """Writes weights in an engine's type, under their names. OSError when the disk refuses.
+
+    Args:
+        weights: A model's, or an adapter's.
+        path: Where to.
+        dtype: The engine's.
+        adapter: Peft's configuration, where the weights are an adapter's.
+    """
     name = str(dtype).removeprefix("torch.")
     with replacing(path) as partial:
-        save_file(weights, partial, metadata={"format": "pt"})
+        write_weights({key: weight.detach().to("cpu", dtype) for key, weight in weights.items()}, partial, adapter)
         num_bytes, sha256 = file_digest(partial)
     return Snapshot(name, num_bytes, sha256)
 
 
+def write_weights(weights: Mapping[str, Tensor], path: Path, adapter: Mapping[str, Any] | None) -> None:
+    """A safetensors file of weights as they are; the arguments are those of `write_snapshot`."""
+    tensors = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
+    if adapter is None:
+        save_file(tensors, path, metadata={"format": "pt"})
+    else:
+        write_adapter(path, tensors, adapter)
+
+
 def _tensor_digest(name: str, weight: Tensor) -> str:
-    # A view as bytes: NumPy knows no bfloat16.
-    data = weight.contiguous().reshape(-1).view(torch.uint8).numpy().data
+    data = weight.detach().to("cpu", torch.float32).reshape(-1).numpy().data
     return f"{name} {tuple(weight.shape)} {hashlib.sha256(data).hexdigest()}"

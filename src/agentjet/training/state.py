@@ -2,7 +2,8 @@
 
 The folder holds the float32 master weights under the names of a Hugging Face checkpoint, beside configuration and
 tokenizer, so that it can also be loaded as a model; the optimizer's moments; the random state; `state.json` with
-counters and the caller's own state; and, written last, `manifest.json` with the sha256 of every other file.
+counters and the caller's own state; and, written last, `manifest.json` with the sha256 of every other file. Of a model
+with an adapter it holds the adapter as peft loads it, and of the base only path and sha256.
 
 Invariants: a folder appears whole or not at all; every byte and name is on disk before that; when the disk is full an
 older folder is untouched; nothing is unpickled.
@@ -11,7 +12,8 @@ older folder is untouched; nothing is unpickled.
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +23,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from agentjet.durable.file import sync
-from agentjet.durable.manifest import MANIFEST, STATE, verify_files, write_manifest
+from agentjet.durable.manifest import STATE, verify_files, write_manifest
 from agentjet.errors import CheckpointError
+from agentjet.pretrained import adapter_file
 from agentjet.schemas.checkpoint import FileDigest
+from agentjet.training.model_folder import WEIGHTS, copy_model_files
+from agentjet.training.snapshot import write_weights
 from agentjet.training.trainer import Trainer
 
-WEIGHTS, MOMENTS, RANDOM = "model.safetensors", "optimizer.safetensors", "random.safetensors"
-MODEL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
-"""What a model folder holds beside its weights."""
+MOMENTS, RANDOM = "optimizer.safetensors", "random.safetensors"
 FORMAT = 2
 
 
@@ -47,11 +50,13 @@ def save_state(trainer: Trainer, folder: Path, extra: Mapping[str, Any]) -> tupl
     try:
         _remove_leftovers(folder.parent)
         partial.mkdir(parents=True)
-        _copy_model_files(trainer.model_path, partial)
-        _write_tensors(trainer, partial)
+        _write_weights(trainer, partial)
+        save_file(_moments(trainer), partial / MOMENTS)
+        save_file(_random(trainer), partial / RANDOM)
         state = {
             "format": FORMAT,
             "architecture": _architecture(trainer),
+            "base": _base(trainer),
             "num_updates": trainer.optimizer.num_updates,
             "num_skipped_in_a_row": trainer.num_skipped_in_a_row,
             "reference": trainer.reference_digest,
@@ -75,24 +80,19 @@ def load_state(trainer: Trainer, folder: Path) -> dict[str, Any]:
 
     Raises:
         CheckpointDamagedError: Incomplete or changed since it was written.
-        CheckpointError: Unreadable, of another architecture, or trained against another reference.
+        CheckpointError: Unreadable, of another architecture, adapter or base, or trained against another reference.
 
     After an error the trainer must not be used.
     """
     verify_files(folder)
-    try:
+    with _reading(folder):
         state = json.loads((folder / STATE).read_text())
-        weights, moments = load_file(folder / WEIGHTS), load_file(folder / MOMENTS)
+    _check(trainer, folder, state)
+    with _reading(folder):
+        weights, moments = load_file(folder / _weights_name(trainer)), load_file(folder / MOMENTS)
         random = load_file(folder / RANDOM)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise CheckpointError(f"the checkpoint {folder} can not be read: {error}") from error
-    if state.get("format") != FORMAT:
-        raise CheckpointError(f"{folder} has format {state.get('format')}, this AgentJet reads {FORMAT}")
-    if state["architecture"] != _architecture(trainer):
-        raise CheckpointError(f"{folder} holds a {state['architecture']}, the run trains a {_architecture(trainer)}")
-    _check_reference(trainer, folder, state["reference"])
     with torch.no_grad():
-        for name, weight in trainer.model.named_parameters():
+        for name, weight in trainer.weights.items():
             weight.copy_(weights[name])
     _load_moments(trainer, moments)
     trainer.optimizer.resume(state["num_updates"])
@@ -101,6 +101,30 @@ def load_state(trainer: Trainer, folder: Path) -> dict[str, Any]:
     if "cuda" in random and torch.cuda.is_available():
         torch.cuda.set_rng_state(random["cuda"])
     return state["extra"]
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"the checkpoint {folder} can not be read: {error}") from error
+
+
+def _check(trainer: Trainer, folder: Path, state: Mapping[str, Any]) -> None:
+    """Raises CheckpointError when a state is not one of what is trained."""
+    if state.get("format") != FORMAT:
+        raise CheckpointError(f"{folder} has format {state.get('format')}, this AgentJet reads {FORMAT}")
+    if state["architecture"] != _architecture(trainer):
+        raise CheckpointError(f"{folder} holds a {state['architecture']}, the run trains a {_architecture(trainer)}")
+    base = state.get("base")
+    if base and trainer.adapter and base["digest"] != trainer.adapter.base_digest:
+        raise CheckpointError(
+            f"{folder} holds an adapter of the model with digest {base['digest'][:12]} (it lay at {base['path']}), but "
+            f"{trainer.model_path} has {trainer.adapter.base_digest[:12]}; bring that model back there, or start a new "
+            "run"
+        )
+    _check_reference(trainer, folder, state["reference"])
 
 
 def _check_reference(trainer: Trainer, folder: Path, saved: str) -> None:
@@ -118,34 +142,30 @@ def _remove_leftovers(parent: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _copy_model_files(source: Path, target: Path) -> None:
-    # The cache's own manifest speaks of the initial weights.
-    own = {MANIFEST, STATE, "model.safetensors.index.json", "agentjet-model.json"}
-    for path in sorted({path for pattern in MODEL_FILES for path in source.glob(pattern)}):
-        if path.name == "config.json":
-            config = _in_float32(json.loads(path.read_text("utf-8"))) | {"dtype": "float32"}
-            (target / path.name).write_text(json.dumps(config, indent=2), "utf-8")
-        elif path.name not in own:
-            shutil.copyfile(path, target / path.name)
+def _write_weights(trainer: Trainer, folder: Path) -> None:
+    config = trainer.adapter.config if trainer.adapter else None
+    write_weights(trainer.weights, folder / _weights_name(trainer), config)
+    if config is None:
+        copy_model_files(trainer.model_path, folder)
+    else:
+        (folder / adapter_file.CONFIG).write_text(json.dumps(config, indent=2), "utf-8")
 
 
-def _in_float32(config: dict[str, Any]) -> dict[str, Any]:
-    """A model's configuration that names the type of the master weights, whatever the model came in."""
-    return {
-        key: "float32" if key == "dtype" else _in_float32(value) if isinstance(value, dict) else value
-        for key, value in config.items()
-        if key != "torch_dtype"  # the older name
-    }
+def _weights_name(trainer: Trainer) -> str:
+    return adapter_file.WEIGHTS if trainer.adapter else WEIGHTS
 
 
-def _write_tensors(trainer: Trainer, folder: Path) -> None:
-    weights = {name: weight.detach().cpu().contiguous() for name, weight in trainer.model.named_parameters()}
-    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
-    save_file(_moments(trainer), folder / MOMENTS)
+def _base(trainer: Trainer) -> dict[str, str] | None:
+    """What an adapter is of."""
+    adapter = trainer.adapter
+    return {"path": str(adapter.base_path), "digest": adapter.base_digest} if adapter else None
+
+
+def _random(trainer: Trainer) -> dict[str, Tensor]:
     random = {"cpu": torch.get_rng_state()}
     if trainer.device.type == "cuda":
         random["cuda"] = torch.cuda.get_rng_state()
-    save_file(random, folder / RANDOM)
+    return random
 
 
 def _moments(trainer: Trainer) -> dict[str, Tensor]:
@@ -167,12 +187,15 @@ def _load_moments(trainer: Trainer, moments: Mapping[str, Tensor]) -> None:
 
 
 def _architecture(trainer: Trainer) -> str:
-    shapes = [tuple(weight.shape) for weight in trainer.model.parameters()]
-    return f"{trainer.model.config.model_type} of {sum(map(_size, shapes))} weights in {len(shapes)} tensors"
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    return int(torch.Size(shape).numel())
+    weights = trainer.weights.values()
+    size = f"of {sum(weight.numel() for weight in weights)} weights in {len(weights)} tensors"
+    if not trainer.adapter:
+        return f"{trainer.model.config.model_type} {size}"
+    config = trainer.adapter.config
+    return (
+        f"LoRA adapter {size} in a {trainer.model.config.model_type} "
+        f"(rank {config['r']}, alpha {config['lora_alpha']:g}, {', '.join(config['target_modules'])})"
+    )
 
 
 def _take_place(partial: Path, folder: Path) -> None:

@@ -8,6 +8,7 @@ Invariants:
   (unless `proximal = "sampler"`). With one mini-batch the proximal policy is the current one, and no extra pass is
   needed.
 - A gradient that is not finite is skipped and reported; the state stays as it was.
+- With a LoRA rank the adapter alone is trained, and the model's own weights never change.
 
 It does not know how batches are formed (`agentjet.accounting`) or where weights go.
 """
@@ -20,13 +21,14 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from agentjet.config import AlgorithmSettings, LearnerSettings
+from agentjet.config import AlgorithmSettings, LearnerSettings, LoraSettings
 from agentjet.merging.flop import ModelShape
 from agentjet.merging.packing import Member
 from agentjet.schemas.sample import Sample
+from agentjet.training.adapter import Adapter, load_with_adapter
 from agentjet.training.batch_metric import Work, batch_metrics
 from agentjet.training.cost import pack_cost
 from agentjet.training.depth_first import backward_forest, forest_logprobs
@@ -36,7 +38,7 @@ from agentjet.training.objective import PackObjective
 from agentjet.training.optimizer import Optimizer
 from agentjet.training.precision import autocast, pick_dtype
 from agentjet.training.rank import Ranks
-from agentjet.training.reference import Reference
+from agentjet.training.reference import AdapterOff, FrozenCopy, Reference
 from agentjet.training.snapshot import Snapshot, weights_digest, write_snapshot
 from agentjet.training.step_batch import ByMember, Groups, StepBatch
 from agentjet.training.tree_forward import tree_input
@@ -50,7 +52,7 @@ class StepResult:
     is_skipped: bool
     """No update was applied: every gradient was not finite."""
     digest: str
-    """sha256 over the trainable weights after the step."""
+    """sha256 over what is trained, after the step."""
 
 
 @contextmanager
@@ -73,6 +75,7 @@ class Trainer:
         learner: LearnerSettings,
         algorithm: AlgorithmSettings,
         *,
+        lora: LoraSettings | None = None,
         seed: int = 0,
         num_steps: int = 0,
         engine_dtype: str = "auto",
@@ -84,6 +87,7 @@ class Trainer:
             model_path: Folder with configuration, safetensors and tokenizer.
             learner: How it learns.
             algorithm: Advantages and loss.
+            lora: With a rank: what of the model gets an adapter, which is trained instead of all weights.
             seed: Of everything random on this process.
             num_steps: Length of the run, for schedules; 0 is open.
             engine_dtype: The type in which engines hold the weights: `auto`, `bfloat16` or `float32`.
@@ -92,7 +96,7 @@ class Trainer:
         Raises:
             ModelNotFoundError: No model there.
             UnsupportedArchitectureError: Not exact on trees.
-            ConfigError: A schedule without a length.
+            ConfigError: A schedule without a length, or an adapter on layers that can not have one.
         """
         if learner.num_threads:
             torch.set_num_threads(learner.num_threads)
@@ -104,7 +108,10 @@ class Trainer:
         self.is_deterministic = is_deterministic
         self.engine_dtype = pick_dtype(engine_dtype, self.device)
         self.dtype = self.engine_dtype if learner.precision == "auto" else pick_dtype(learner.precision, self.device)
-        self.model = load_model(self.model_path, self.device)
+        self.adapter: Adapter | None = None
+        if lora and lora.rank:
+            self.adapter = load_with_adapter(self.model_path, self.device, self.dtype, lora, seed)
+        self.model = self.adapter.model if self.adapter else load_model(self.model_path, self.device)
         self.optimizer = Optimizer(self.model, learner, num_steps)
         self._shape = ModelShape.of(self.model.config)
         self._budget = MemoryBudget(self._shape, self.dtype, int(learner.activation_gib * 2**30))
@@ -147,7 +154,7 @@ class Trainer:
             "skipped_in_a_row": float(self.num_skipped_in_a_row),
             "num_skipped_updates": float(len(norms) - len(applied)),
         }
-        return StepResult(metrics, not applied, weights_digest(self.model))
+        return StepResult(metrics, not applied, self.digest)
 
     def logprobs(self, samples: Sequence[Sample]) -> list[Tensor]:
         """[samples][terms] log-probs under the weights of now, as an engine computes them; by this rank alone."""
@@ -155,13 +162,18 @@ class Trainer:
             return [logprob for sample in samples for logprob in self._score(self.model, [sample])]
 
     def engine_weights(self, path: Path) -> Snapshot:
-        """Writes the weights for engines, whole or not at all. OSError when the disk refuses."""
-        return write_snapshot(self.model, path, self.engine_dtype)
+        """Writes what is trained for engines, whole or not at all. OSError when the disk refuses."""
+        return write_snapshot(self.weights, path, self.engine_dtype, self.adapter.config if self.adapter else None)
+
+    @property
+    def weights(self) -> dict[str, nn.Parameter]:
+        """What is trained, by its names in files: the model's weights, or its adapter's."""
+        return self.adapter.weights if self.adapter else dict(self.model.named_parameters())
 
     @property
     def digest(self) -> str:
-        """sha256 over the trainable weights."""
-        return weights_digest(self.model)
+        """sha256 over what is trained."""
+        return weights_digest(self.weights)
 
     @property
     def reference_digest(self) -> str:
@@ -169,8 +181,10 @@ class Trainer:
         return self._reference.digest if self._reference else ""
 
     def _load_reference(self) -> Reference:
+        if self.adapter:
+            return AdapterOff(self.adapter)
         home = torch.device("cpu") if self.algorithm.reference_device == "cpu" else self.device
-        return Reference(self.model_path, self.device, self.dtype, home)
+        return FrozenCopy(self.model_path, self.device, self.dtype, home)
 
     def _look_up(self, ready: StepBatch, num_updates: int) -> tuple[ByMember, ByMember]:
         """Scores the batch; what the policy at its start and the reference say of its terms, where that is needed."""

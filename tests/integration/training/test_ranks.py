@@ -17,7 +17,7 @@ import json, multiprocessing, os, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from agentjet.config import AlgorithmSettings, LearnerSettings
+from agentjet.config import AlgorithmSettings, LearnerSettings, LoraSettings
 from agentjet.merging import TokenTrie
 from agentjet.schemas.sample import MergeReport, Sample, SampledCall
 from agentjet.training.trainer import Trainer
@@ -36,11 +36,13 @@ def sample(group, member):
 def take_steps(folder, out, cases):
     # A large epsilon makes the first update proportional to the gradient.
     smooth = {"learning_rate": 1.0, "adam_epsilon": 1.0, "max_grad_norm": 100.0}
-    for name, (num_minibatches, algorithm) in cases.items():
+    for name, (num_minibatches, algorithm, lora) in cases.items():
         learner = LearnerSettings(
             precision="float32", device="cpu", pack_tokens=12, num_minibatches=num_minibatches, **smooth
         )
-        trainer = Trainer(folder, learner, AlgorithmSettings(**algorithm), engine_dtype="float32")
+        trainer = Trainer(
+            folder, learner, AlgorithmSettings(**algorithm), lora=LoraSettings(**lora), engine_dtype="float32"
+        )
         batch = [[sample(group, member) for member in range(4)] for group in range(3)]
         # The second step's policy is no longer its reference.
         metrics = [trainer.step(batch).metrics for _ in range(2)]
@@ -69,16 +71,17 @@ for num_ranks, port in ports.items():
     codes = [one.exitcode for one in ranks]
     assert codes == [0] * int(num_ranks), codes
 """
-CASES: dict[str, tuple[int, dict[str, object]]] = {
-    "token_mean": (1, {"aggregation": "token_mean"}),
-    "sequence_mean": (1, {"aggregation": "sequence_mean"}),
-    "mini_batches": (3, {"aggregation": "token_mean"}),
-    "reinforce_plus_plus": (1, {"advantage": "reinforce++", "kl": "k1", "kl_coefficient": 0.1}),
-    "divergence_in_the_loss": (2, {"kl": "k3", "kl_coefficient": 0.1}),
-    "gspo": (2, {"preset": "gspo"}),
-    "rejection": (1, {"rejection": "geometric", "rejection_floor": 0.9, "rejection_cap": 1.03}),
+CASES: dict[str, tuple[int, dict[str, object], dict[str, object]]] = {
+    "token_mean": (1, {"aggregation": "token_mean"}, {}),
+    "sequence_mean": (1, {"aggregation": "sequence_mean"}, {}),
+    "mini_batches": (3, {"aggregation": "token_mean"}, {}),
+    "reinforce_plus_plus": (1, {"advantage": "reinforce++", "kl": "k1", "kl_coefficient": 0.1}, {}),
+    "divergence_in_the_loss": (2, {"kl": "k3", "kl_coefficient": 0.1}, {}),
+    "gspo": (2, {"preset": "gspo"}, {}),
+    "rejection": (1, {"rejection": "geometric", "rejection_floor": 0.9, "rejection_cap": 1.03}, {}),
+    "adapter": (2, {"kl": "k3", "kl_coefficient": 0.1}, {"rank": 4}),
 }
-"""Mini-batches and algorithm, by name."""
+"""Mini-batches, algorithm and adapter, by name."""
 TIMES = {"train_seconds", "tokens_per_second"}
 
 

@@ -12,9 +12,9 @@ from agentjet.schemas.ids import RunId, new_run_id
 from agentjet.training.replay import Replay, ReplayedStep
 
 
-async def trained(bus: MemoryBus, run: RunId, folder: Path, model: Path, crashes: bool = False):
+async def trained(bus: MemoryBus, run: RunId, folder: Path, model: Path, crashes: bool = False, **of_model: int):
     """Three steps of two groups; optionally with a kill after the second, whose step is then taken again."""
-    of = settings(folder, model)
+    of = settings(folder, model, **of_model)
     async with living(bus, run, of, crashes=crashes):
         for group in range(2 if crashes else 6):
             await put_group(bus, run, group)
@@ -54,6 +54,16 @@ async def test_a_run_through_a_kill_is_replayed_as_one_line(memory_bus, run, tmp
     steps = await replayed(Replay(memory_bus, run, MODEL, of, None))
     assert [step.version for step in steps] == ["1-1", "2-2", "2-3"]
     assert all(step.is_identical for step in steps)
+
+
+async def test_an_adapter_s_run_through_a_kill_is_replayed_as_one_line(memory_bus, run, tmp_path, model_folder: Path):
+    of = await trained(memory_bus, run, tmp_path, model_folder, crashes=True, lora_rank=4)
+    base = RunPlace(of.run.dir).checkpoints(MODEL) / "1-1"
+    for start, versions in ((None, ["1-1", "2-2", "2-3"]), (base, ["2-2", "2-3"])):
+        steps = await replayed(Replay(memory_bus, run, MODEL, of, start))
+        assert [step.version for step in steps] == versions
+        assert all(step.is_identical for step in steps)
+    assert sum(file.stat().st_size for file in base.iterdir()) < (model_folder / "model.safetensors").stat().st_size
 
 
 async def test_other_weights_are_seen(memory_bus, run, tmp_path: Path, model_folder: Path, monkeypatch):

@@ -1,48 +1,112 @@
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from agentjet.config import ModelSettings
+from agentjet.config import LearnerSettings, LoraSettings, ModelSettings
 from agentjet.config.algorithm import AlgorithmSettings
-from agentjet.config.settings import LearnerSettings
 from agentjet.errors import ConfigError
-from agentjet.inference.memory_split import LearnerNeed
+from agentjet.inference.memory_split import LearnerNeed, adapter_parameters
+from agentjet.inference.weight_file import Layout
+from agentjet.pretrained import model_file
+from agentjet.training.trainer import Trainer
 
 GIB = 1024**3
+K3 = {"kl": "k3", "kl_coefficient": 0.1}
+QWEN_7B = {"num_layers": 28, "hidden": 3584, "inner": 18944, "kv": 512, "vocab": 152064}
+QWEN_32B = {"num_layers": 64, "hidden": 5120, "inner": 27648, "kv": 1024, "vocab": 152064}
+
+
+def qwen(*, num_layers: int, hidden: int, inner: int, kv: int, vocab: int) -> dict[str, tuple[int, ...]]:
+    """Tensors of a Qwen2.5 model with an output head of its own."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (vocab, hidden),
+        "lm_head.weight": (vocab, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    for layer in range(num_layers):
+        place = f"model.layers.{layer}"
+        shapes |= {
+            f"{place}.self_attn.{name}.weight": (size, hidden) for name, size in {"k_proj": kv, "v_proj": kv}.items()
+        }
+        shapes |= {f"{place}.self_attn.{name}.weight": (hidden, hidden) for name in ("q_proj", "o_proj")}
+        shapes |= {f"{place}.mlp.{name}.weight": (inner, hidden) for name in ("gate_proj", "up_proj")}
+        shapes |= {f"{place}.mlp.down_proj.weight": (hidden, inner), f"{place}.input_layernorm.weight": (hidden,)}
+    return shapes
+
+
+def plain(num_parameters: int) -> dict[str, tuple[int, ...]]:
+    return {"model.layers.0.mlp.up_proj.weight": (num_parameters, 1)}
 
 
 def test_half_a_billion_parameters_beside_their_engine_on_24_gib():
     need = LearnerNeed.of(ModelSettings(path="x", learner=LearnerSettings(activation_gib=4.0)))
-    assert need.num_bytes(494_000_000) == 18 * 494_000_000 + 8 * GIB
-    assert need.engine_share(24 * GIB, 494_000_000) == pytest.approx(0.32, abs=0.005)
+    assert need.num_bytes(plain(494_000_000)) == 18 * 494_000_000 + 8 * GIB
+    assert need.engine_share(24 * GIB, plain(494_000_000)) == pytest.approx(0.32, abs=0.005)
 
 
 def test_a_reference_counts_where_it_lies_on_the_gpu():
-    def need(**algorithm: object) -> int:
-        return LearnerNeed.of(
-            ModelSettings(path="x", algorithm=AlgorithmSettings.model_validate(algorithm))
-        ).bytes_per_parameter
+    def need(rank: int = 0, **algorithm: object) -> int:
+        chosen = AlgorithmSettings.model_validate(algorithm)
+        of = ModelSettings(path="x", algorithm=chosen, lora=LoraSettings(rank=rank))
+        return LearnerNeed.of(of).matrix_bytes
 
-    assert (need(), need(kl="k3", kl_coefficient=0.1), need(kl="k3", kl_coefficient=0.1, reference_device="cpu")) == (
-        18,
-        22,
-        18,
-    )
+    assert (need(), need(**K3), need(**K3, reference_device="cpu")) == (18, 22, 18)
+    assert (need(4), need(4, **K3)) == (2, 2)
 
 
-def test_seven_billion_parameters_do_not_train_beside_their_engine_on_80_gib():
+def test_seven_billion_parameters_do_not_train_beside_their_engine_on_80_gib_but_their_adapter_does():
     with pytest.raises(ConfigError, match=r"of the GPU's 80\.0 GiB the learner may take 135\.\d, .* a GPU each"):
-        LearnerNeed.of(ModelSettings(path="x")).engine_share(80 * GIB, 7_600_000_000)
+        LearnerNeed.of(ModelSettings(path="x")).engine_share(80 * GIB, qwen(**QWEN_7B))
+    need = LearnerNeed.of(ModelSettings(path="x", lora=LoraSettings(rank=32)))
+    assert need.engine_share(80 * GIB, qwen(**QWEN_7B)) > 0.4
 
 
-@given(st.integers(10**7, 10**11), st.integers(1, 200), st.floats(0.5, 100))
-def test_learner_and_engine_never_take_more_than_there_is(num_parameters: int, total_gib: int, activation_gib: float):
-    need = LearnerNeed.of(ModelSettings(path="x", learner=LearnerSettings(activation_gib=activation_gib)))
-    total = total_gib * GIB
+def test_the_adapter_s_parameters_are_those_that_the_documents_name():
+    seven, thirty_two = (adapter_parameters(qwen(**of), LoraSettings(rank=32)) for of in (QWEN_7B, QWEN_32B))
+    assert (round(seven / 1e6, 1), round(thirty_two / 1e6)) == (80.7, 268)
+    need = LearnerNeed.of(ModelSettings(path="x", lora=LoraSettings(rank=32)))
+    sizes = [(need.num_bytes(qwen(**of)) - need.fixed_bytes) / 1e9 for of in (QWEN_7B, QWEN_32B)]
+    assert [round(size, 1) for size in sizes] == [18.9, 73.5]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "float32"])
+def test_a_learner_holds_no_more_than_is_reckoned(tmp_path, precision):
+    """Weights, gradients and moments of a real one after a step's update."""
+    torch.set_num_threads(1)
+    folder = model_file.fetch("tiny")
+    with torch.device("meta"):
+        shapes = Layout.of(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))).shapes
+    learner = LearnerSettings.model_validate({"precision": precision, "device": "cpu"})
+    lora = LoraSettings(rank=8)
+    trainer = Trainer(folder, learner, AlgorithmSettings(), lora=lora, engine_dtype="bfloat16")
+    trained = list(trainer.weights.values())
+    for weight in trained:
+        weight.grad = torch.ones_like(weight)
+    held = sum(weight.nbytes for weight in trainer.model.parameters()) + sum(weight.nbytes for weight in trained)
+    trainer.optimizer.update()
+    held += sum(
+        state[key].nbytes for state in trainer.optimizer.adam.state.values() for key in ("exp_avg", "exp_avg_sq")
+    )
+    need = LearnerNeed.of(ModelSettings(path="x", learner=learner, lora=lora))
+    copies = 2 * adapter_parameters(shapes, lora)
+    assert need.num_bytes(shapes) - need.fixed_bytes == held + copies
+
+
+@given(st.integers(10**7, 10**11), st.integers(1, 200), st.floats(0.5, 100), st.integers(0, 64))
+def test_learner_and_engine_never_take_more_than_there_is(
+    num_parameters: int, total_gib: int, activation_gib: float, rank: int
+):
+    lora = LoraSettings(rank=rank, target_modules=("down_proj",))
+    need = LearnerNeed.of(ModelSettings(path="x", learner=LearnerSettings(activation_gib=activation_gib), lora=lora))
+    total, shapes = total_gib * GIB, plain(num_parameters) | {"model.layers.0.mlp.down_proj.weight": (4096, 1024)}
+    size = num_parameters + 4096 * 1024
     try:
-        share = need.engine_share(total, num_parameters)
+        share = need.engine_share(total, shapes)
     except ConfigError:
-        assert need.num_bytes(num_parameters) + 2.2 * num_parameters > total
+        adapters = 4 * rank * (4096 + 1024)
+        assert need.num_bytes(shapes) + 2.2 * (size + adapters) > total * (1 - 1e-9)
         return
-    assert share * total + need.num_bytes(num_parameters) <= total * (1 + 1e-9)
-    assert share * total >= 2 * num_parameters
+    assert share * total + need.num_bytes(shapes) <= total * (1 + 1e-9)
+    assert share * total >= 2 * size

@@ -7,7 +7,7 @@ import torch
 from made_sample import sample_of_rows
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from agentjet.config import AlgorithmSettings, LearnerSettings
+from agentjet.config import AlgorithmSettings, LearnerSettings, LoraSettings
 from agentjet.schemas.sample import Sample
 from agentjet.training.trainer import Trainer
 
@@ -37,13 +37,22 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_trainer(model_folder: Path) -> Callable[..., Trainer]:
-    """A trainer of the tiny model; keywords go to the learner's settings, `algorithm` to the algorithm's."""
+    """A trainer of the tiny model; keywords go to the learner's settings, `algorithm` and `lora` to those."""
 
-    def make(algorithm: dict[str, object] | None = None, num_steps: int = 0, **learner: object) -> Trainer:
+    def make(
+        algorithm: dict[str, object] | None = None,
+        num_steps: int = 0,
+        lora: dict[str, object] | None = None,
+        model: Path = model_folder,
+        seed: int = 0,
+        **learner: object,
+    ) -> Trainer:
         return Trainer(
-            model_folder,
+            model,
             LearnerSettings.model_validate({"learning_rate": 1e-2, "precision": "float32", "device": "cpu", **learner}),
             AlgorithmSettings.model_validate(algorithm or {}),
+            lora=LoraSettings.model_validate(lora or {}),
+            seed=seed,
             num_steps=num_steps,
             engine_dtype="float32",
             is_deterministic=True,

@@ -4,12 +4,15 @@ import hashlib
 import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from agentjet.bus.memory import MemoryBus
 from agentjet.bus.presence import renew
 from agentjet.bus.record import last, stream_specs
 from agentjet.config import LearnerSettings
+from agentjet.delivery.patch import apply_patch
 from agentjet.schemas import subject
 from agentjet.schemas.ids import RunId, Version
 from agentjet.schemas.presence import Presence
@@ -77,6 +80,33 @@ async def test_an_engine_elsewhere_that_comes_late_finds_the_newest_version_on_t
 
 def engine_on(host: str) -> Presence:
     return Presence(run=RUN, actor="inference", name="e", models=("m",), host=host, pid=1, started=0.0, state="busy")
+
+
+async def test_an_adapter_goes_over_the_bus_as_a_patch_where_that_is_small_and_whole_otherwise(
+    bus, tmp_path, make_trainer, make_batch
+):
+    trainer = make_trainer(lora={"rank": 4}, learning_rate=1e-6)
+    trainer.engine_dtype = torch.bfloat16
+    # A fresh adapter is small, so that all of it changes.
+    for weight in trainer.optimizer.weights:
+        torch.nn.init.normal_(weight, std=0.1)
+    publisher = WeightsPublisher(bus, RUN, "m", LearnerSettings(weights_route="bus"), tmp_path)
+    records, files = [], []
+    for step in range(4):
+        records.append(await publisher.publish(Version(1, step), 1, trainer))
+        files.append((tmp_path / f"1-{step}.safetensors").read_bytes())
+        trainer.step(make_batch(step))
+    assert records[0].is_blob
+    last = np.frombuffer(bytearray(files[-2]), np.uint8)
+    assert records[-1].base == "1-2"
+    name, prefix = stream_name(RUN, Stream.WEIGHTS), subject.blob(RUN, "weights")
+    patch = await bus.get_blob(name, prefix, records[-1].patch_sha256, records[-1].patch_bytes)
+    apply_patch(patch, last)
+    assert hashlib.sha256(last.tobytes()).hexdigest() == records[-1].sha256
+    for weight in trainer.optimizer.weights:
+        torch.nn.init.normal_(weight, std=0.1)
+    whole = await publisher.publish(Version(1, 9), 1, trainer)
+    assert (whole.is_blob, whole.base) == (True, "")
 
 
 async def test_the_newest_files_stay_and_a_killed_learner_s_half_goes(bus, tmp_path):

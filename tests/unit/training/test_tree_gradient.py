@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,8 +24,10 @@ from transformers import (
     SmolLM3Config,
 )
 
+from agentjet.config import LoraSettings
 from agentjet.errors import UnsupportedArchitectureError
 from agentjet.training import attention, attention_plan, depth_first
+from agentjet.training.adapter import Adapter
 from agentjet.training.attention import IMPLEMENTATION
 from agentjet.training.depth_first import backward_forest
 from agentjet.training.model import check_architecture
@@ -139,11 +142,17 @@ SHAPES = {
 }
 
 
-def make_model(name: str, implementation: str, dtype: torch.dtype) -> PreTrainedModel:
+def make_model(name: str, implementation: str, dtype: torch.dtype, targets: tuple[str, ...] = ()) -> PreTrainedModel:
+    """With targets: one whose adapter alone has a gradient, and is no longer a fresh one."""
     torch.manual_seed(3)
     model = AutoModelForCausalLM.from_config(CONFIGS[name](), attn_implementation=implementation)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, mean=1.0 if parameter.ndim == 1 else 0.0, std=0.25)
+    if targets:
+        lora = LoraSettings(rank=3, alpha=6.0, target_modules=targets)
+        adapter = Adapter(model, lora, base=Path("base"), dtype=torch.float32, seed=0)
+        for weight in adapter.weights.values():
+            torch.nn.init.normal_(weight, std=0.2)
     return model.to(dtype).eval()
 
 
@@ -187,7 +196,12 @@ def row_results(model: PreTrainedModel, episodes: list[list[Row]], weights: torc
         logprobs.append(wide.gather(1, torch.tensor(completion)[:, None])[:, 0])
     found = torch.cat(logprobs)
     (found * weights).sum().backward()
-    return found.detach(), [parameter.grad.clone() for parameter in model.parameters()]
+    return found.detach(), gradients(model)
+
+
+def gradients(model: PreTrainedModel) -> list[torch.Tensor]:
+    """Of all that is trained."""
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.requires_grad]
 
 
 def tree_results(
@@ -207,7 +221,7 @@ def tree_results(
         return (logprob * weights).sum()
 
     backward_forest(model, tree, objective)
-    return seen[0], [parameter.grad.clone() for parameter in model.parameters()]
+    return seen[0], gradients(model)
 
 
 def distance(left: list[torch.Tensor], right: list[torch.Tensor]) -> float:
@@ -216,13 +230,15 @@ def distance(left: list[torch.Tensor], right: list[torch.Tensor]) -> float:
     return float((difference / sum(b.double().pow(2).sum() for b in right)).sqrt())
 
 
-def compare(name: str, shape: str, dtype: torch.dtype, stretch: int = 10**9) -> tuple[float, float]:
+def compare(
+    name: str, shape: str, dtype: torch.dtype, stretch: int = 10**9, targets: tuple[str, ...] = ()
+) -> tuple[float, float]:
     episodes = SHAPES[shape](random.Random(shape))
     num_terms = sum(len(row[1]) for rows in episodes for row in rows)
     weights = torch.randn(num_terms, generator=torch.Generator().manual_seed(5)).to(dtype)
     plain = "test_row" if name.startswith("gemma") else "sdpa"
-    rows, row_grads = row_results(make_model(name, plain, dtype), episodes, weights)
-    tree, tree_grads = tree_results(make_model(name, IMPLEMENTATION, dtype), episodes, weights, stretch)
+    rows, row_grads = row_results(make_model(name, plain, dtype, targets), episodes, weights)
+    tree, tree_grads = tree_results(make_model(name, IMPLEMENTATION, dtype, targets), episodes, weights, stretch)
     return float((tree - rows).abs().max()), distance(tree_grads, row_grads)
 
 
@@ -266,6 +282,27 @@ def test_a_walk_through_the_forest_gives_the_same_gradient(name, shape, stretch)
     logprob, gradient = compare(name, shape, torch.float64, stretch)
     assert logprob <= 1e-12
     assert gradient <= 1e-12
+
+
+LINEAR = LoraSettings().target_modules
+
+
+@pytest.mark.usefixtures("exact_norms")
+@pytest.mark.parametrize("stretch", [10**9, 17])
+@pytest.mark.parametrize("shape", ["group_of_chains", "binary"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_gradient_of_an_adapter_is_that_of_unmerged_rows(name, shape, stretch):
+    logprob, gradient = compare(name, shape, torch.float64, stretch, LINEAR)
+    assert logprob <= 1e-12
+    assert gradient <= 1e-12
+
+
+@pytest.mark.usefixtures("exact_norms")
+@pytest.mark.parametrize("stretch", [10**9, 3])
+@pytest.mark.parametrize("target", LINEAR)
+def test_an_adapter_on_one_kind_of_layer_gets_its_whole_gradient(target, stretch):
+    """Then some layers' queries, keys or values need no gradient and others do."""
+    assert compare("llama", "random", torch.float64, stretch, (target,))[1] <= 1e-12
 
 
 @pytest.mark.parametrize("shape", SHAPES)
