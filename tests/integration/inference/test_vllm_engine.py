@@ -52,6 +52,13 @@ async def test_a_snapshot_that_workers_refuse_leaves_the_old_weights_and_nothing
     assert_exact(served.base, prompt(1, 30), await asyncio.wait_for(running, 30))
 
 
+async def test_vllm_itself_tells_of_a_tensor_that_it_was_not_given(served: ServedEngine):
+    names = [name for name in load_file(served.base / "model.safetensors") if name != "model.norm.weight"]
+    with pytest.raises(Exception, match=r"for 1 of its tensors \['model.norm.weight'\]"):
+        await served.engine._llm.collective_rpc("load_snapshot", args=(str(served.base / "model.safetensors"), names))
+    assert_exact(served.base, prompt(1, 9), await collect(served.engine, ask("a", prompt(1, 9))))
+
+
 async def test_a_pause_that_fails_leaves_the_old_weights_and_nothing_paused(
     served: ServedEngine, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
