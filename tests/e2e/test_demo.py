@@ -87,6 +87,21 @@ def test_a_checkpoint_is_evaluated_and_looked_at_as_the_run_did_it(tmp_path: Pat
     assert json_of(*words)["reward"] is not None
 
 
+@pytest.mark.slow
+def test_an_adapter_is_trained_exported_and_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AGENTJET_MODELS__POLICY__LORA__RANK", "4")
+    run = tmp_path / "run"
+    line = json_of("demo", "--model", "tiny", "--steps", "2", "--json", "--dir", str(run))
+    assert (line["steps"], line["lost"], line["duplicated"]) == (2, 0, 0)
+    checkpoint = run / "checkpoints" / "policy" / "1-2"
+    assert (checkpoint / "adapter_model.safetensors").is_file()
+    assert not (checkpoint / "model.safetensors").exists()
+    config = str(run / "swarm.toml")
+    merged = json_of("checkpoint", "export", "policy", str(tmp_path / "merged"), "--json", "--config", config)
+    assert merged["merging_error"]["float32"]["max"] < 1e-4
+    assert json_of("eval", "policy", "--tasks", "2", "--json", "--config", config)["num_scored"] == 2
+
+
 def test_a_run_survives_the_death_of_its_server(tmp_path: Path):
     folder = tmp_path / "run"
     words = ("demo", "--model", "tiny", "--steps", "8", "--json", "--dir", str(folder))

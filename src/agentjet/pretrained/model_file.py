@@ -78,6 +78,10 @@ def resolve(name_or_path: str | Path) -> Path:
         if folder is None:
             raise ModelNotFoundError(f"model {name!r} is not on this machine yet: run `agentjet model fetch {name}`")
         return folder
+    if (path / "adapter_config.json").is_file():
+        raise ModelNotFoundError(
+            f"{path} holds a LoRA adapter without its model; merge the two with `agentjet checkpoint export`"
+        )
     if path.is_dir():
         raise ModelNotFoundError(
             f"{path} holds no model: expected config.json and *.safetensors (convert other formats to safetensors)"

@@ -66,6 +66,12 @@ def test_words_and_digits_of_the_tiny_tokenizer_are_single_tokens() -> None:
     assert 300 <= TOKENIZER.get_vocab_size() <= 500
 
 
+def test_an_adapter_without_its_model_is_told_from_a_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelNotFoundError, match=r"adapter without its model; .*`agentjet checkpoint export`"):
+        model_file.resolve(tmp_path)
+
+
 def test_a_folder_and_its_relative_path_resolve_to_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny_model.build_tiny(tmp_path / "mine")
     monkeypatch.chdir(tmp_path)

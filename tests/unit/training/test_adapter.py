@@ -8,10 +8,11 @@ from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from agentjet.config import LoraSettings
 from agentjet.errors import ConfigError
 from agentjet.pretrained.adapter_file import lay_out, read_config
 from agentjet.training import depth_first
-from agentjet.training.adapter import PREFIX
+from agentjet.training.adapter import PREFIX, Adapter
 from agentjet.training.model import load_model
 from agentjet.training.trainer import Trainer
 
@@ -49,6 +50,16 @@ def test_a_fresh_adapter_is_a_function_of_the_seed_and_changes_nothing(make_trai
     assert one.digest == same.digest != other.digest
     for plain, adapted in zip(make_trainer().logprobs(samples), other.logprobs(samples), strict=True):
         assert torch.equal(plain, adapted)
+
+
+def test_what_was_drawn_before_does_not_enter_a_fresh_adapter(model_folder: Path):
+    def fresh() -> dict[str, torch.Tensor]:
+        torch.rand(3)
+        settings = LoraSettings(rank=4)
+        return Adapter(load_model(model_folder), settings, base=model_folder, dtype=torch.float32, seed=3).weights
+
+    for one, other in zip(fresh().values(), fresh().values(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_is_as_random_as_peft_makes_it(make_trainer, model_folder: Path):
