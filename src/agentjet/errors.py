@@ -138,6 +138,10 @@ class EngineError(AgentJetError, RuntimeError):
     """An engine failed at a call; the call may be tried elsewhere."""
 
 
+class EngineEndedError(EngineError):
+    """An engine can serve no more; its calls belong to another, or to the one that is started in its place."""
+
+
 class AbortError(AgentJetError):
     """The agent gives its episode up: it is re-offered, not scored. Agents raise it through `policy.abort(why)`."""
 

@@ -7,6 +7,7 @@ if __name__ == "__main__":
     gc.disable()
 
 import asyncio
+import time
 
 from agentjet.actors.actor import Actor
 from agentjet.actors.process import main
@@ -46,6 +47,7 @@ async def _serve(
     actor: Actor, engine: Engine, tokenizer: Tokenizer, end_ids: frozenset[int], form: ReplyFormat
 ) -> None:
     of = actor.settings.models[actor.model]
+    started = time.time()
     follower = WeightsFollower(
         actor.bus,
         actor.run,
@@ -76,6 +78,8 @@ async def _serve(
         service.weights_changed()
 
     def waiting() -> list[Waiting]:
+        if actor.state != "busy":
+            return [Waiting(what="the newest weights to be loaded", since=started, unblocked_by="learner")]
         if follower.expected is None:
             return []
         return [Waiting(what=f"weights {follower.expected}", since=follower.expected_since, unblocked_by="learner")]
@@ -83,9 +87,10 @@ async def _serve(
     actor.metrics, actor.waiting = service.metrics, waiting
     actor.info["version"] = str(engine.version)
     await follower.catch_up()
-    actor.state = "busy"
     async with asyncio.TaskGroup() as group:
         group.create_task(follower.run())
+        await follower.caught_up()
+        actor.state = "busy"
         group.create_task(service.run())
 
 

@@ -87,8 +87,8 @@ class Engine(Protocol):
     def generate(self, generation: Generation) -> AsyncIterator[Draw]:
         """Draws as they come.
 
-        Raises ContextLengthError when the prompt leaves no room, EngineError when the engine fails. Closing the
-        iterator cancels the generation.
+        Raises ContextLengthError when the prompt leaves no room, EngineEndedError when the engine can serve no more,
+        EngineError when it fails at this generation. Closing the iterator cancels the generation.
         """
         ...
 
@@ -102,7 +102,7 @@ class Engine(Protocol):
         ...
 
     async def ended(self) -> NoReturn:
-        """Raises EngineError once the engine can serve no more, by `close` or by a defect."""
+        """Raises EngineEndedError once the engine can serve no more, by `close` or by a defect."""
         ...
 
     async def close(self) -> None: ...

@@ -27,7 +27,7 @@ from agentjet.bus.protocol import Bus, StoredMessage
 from agentjet.chat.reply_format import ReplyFormat
 from agentjet.chat.template import ChatTemplate
 from agentjet.chat.tokenizer import Tokenizer
-from agentjet.errors import EngineError, ModelNotServedError, RecordError, RecordTooLargeError
+from agentjet.errors import EngineEndedError, EngineError, ModelNotServedError, RecordError, RecordTooLargeError
 from agentjet.inference.draft import Draft
 from agentjet.inference.drafter import Drafter
 from agentjet.inference.engine import Draw, Engine, Generation
@@ -50,6 +50,7 @@ SILENT_SECONDS = 5.0
 _FORGOTTEN_SECONDS = 60.0
 """How long the queue of an engine that is gone is kept; its questions are asked again by the gateways."""
 _MAX_CANCELLED = 4096
+_ENDED_SECONDS = 1.0
 _MAX_OWN = 1024
 
 
@@ -176,7 +177,8 @@ class InferenceService:
     async def handle(self, message: StoredMessage) -> None:
         """Answer one INFER message; returning means that it can be acknowledged.
 
-        Raises RecordError, UnknownSchemaError and BusError, PostponeError where another engine had better take it;
+        Raises RecordError, UnknownSchemaError and BusError, PostponeError where another engine had better take it, also
+        once this one has ended;
         crashes of the engine's code pass through.
         """
         is_own = message.subject.endswith(f".{self._name}")
@@ -199,6 +201,11 @@ class InferenceService:
         running = self._running[request.call] = _Running(request, {inbox})
         try:
             reply = await self._answer(running)
+        except EngineEndedError as error:
+            if running.draft is not None and running.draft.ids:
+                reply = self._refuse(request.call, error)
+            else:  # Answered here, the queue's calls would all fail before this process has ended.
+                raise PostponeError(str(error), delay_seconds=_ENDED_SECONDS) from error
         except REFUSALS as error:
             reply = self._refuse(request.call, error)
         finally:

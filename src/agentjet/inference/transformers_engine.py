@@ -20,7 +20,7 @@ import torch
 from transformers import AutoTokenizer
 
 from agentjet.config import LoraSettings, ModelSettings
-from agentjet.errors import AgentJetError, ContextLengthError, EngineError, UserError
+from agentjet.errors import AgentJetError, ContextLengthError, EngineEndedError, EngineError, UserError
 from agentjet.inference.engine import Draw, EngineLoad, Generation, Tokenizer
 from agentjet.inference.engine_loop import Cancel, Close, EngineLoop, Outcome, WeightUpdate
 from agentjet.inference.policy_model import PolicyModel, choose_device, choose_dtype
@@ -189,14 +189,15 @@ class TransformersEngine:
         """The thread is over: nobody will answer what is open, nor what came too late for it to see."""
         self._ended.set()
         for queue in self._queues.values():
-            queue.put_nowait(EngineError("the engine was closed"))
+            queue.put_nowait(EngineEndedError("the engine was closed"))
 
     async def generate(self, generation: Generation) -> AsyncIterator[Draw]:
         """Draws as they come; closing the iterator cancels the generation.
 
         Raises:
             ContextLengthError: The prompt leaves no room for a token.
-            EngineError: The engine is not running, failed in a step, or knows a running generation of that id.
+            EngineEndedError: The engine is not running, or not any more.
+            EngineError: It failed in a step, or knows a running generation of that id.
         """
         engine, request = self._running(), self._request(generation)
         if generation.id in self._open:
@@ -221,7 +222,7 @@ class TransformersEngine:
 
     def _running(self) -> EngineLoop:
         if self._engine is None or self._ended.is_set():
-            raise EngineError("the engine is not running: call start() first, and not after close()")
+            raise EngineEndedError("the engine is not running: call start() first, and not after close()")
         return self._engine
 
     def _request(self, generation: Generation) -> Request:
@@ -276,9 +277,9 @@ class TransformersEngine:
             ) from None
 
     async def ended(self) -> NoReturn:
-        """Raises EngineError once the engine's thread is over, by `close` or by a defect."""
+        """Raises EngineEndedError once the engine's thread is over, by `close` or by a defect."""
         await self._ended.wait()
-        raise EngineError(f"the engine of {self._path} has ended; restart it")
+        raise EngineEndedError(f"the engine of {self._path} has ended; restart it")
 
     async def close(self) -> None:
         """Ends the thread; open generations raise EngineError."""

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NoReturn, Self
 
 from agentjet.config import LoraSettings, ModelSettings
-from agentjet.errors import AgentJetError, EngineError
+from agentjet.errors import AgentJetError, EngineEndedError, EngineError
 from agentjet.inference.engine import Draw, EngineLoad, Generation
 from agentjet.inference.memory_split import LearnerNeed
 from agentjet.inference.rate import Rate
@@ -173,7 +173,8 @@ class VllmEngine:
         Raises:
             ContextLengthError: The prompt leaves no room for a token.
             BadRequestError: vLLM would draw otherwise than asked.
-            EngineError: The engine is not running, has ended, or knows a running generation of that id.
+            EngineEndedError: The engine is not running, or not any more.
+            EngineError: It failed at this generation, or knows a running one of that id.
         """
         from vllm.inputs import tokens_input  # pyright: ignore[reportMissingImports]
 
@@ -198,7 +199,8 @@ class VllmEngine:
         except AgentJetError:
             raise
         except Exception as error:
-            raise EngineError(f"generation {generation.id} failed: {self._why(error)}") from error
+            kind = EngineEndedError if self._problem() else EngineError
+            raise kind(f"generation {generation.id} failed: {self._why(error)}") from error
         finally:
             del self._open[generation.id], self._lengths[generation.id]
             if self._llm is llm and not reader.is_over:
@@ -207,8 +209,8 @@ class VllmEngine:
             weights.end(llm, beginning)
 
     def _running(self) -> tuple[Any, LaunchedModel, VllmWeights | VllmAdapters]:
-        if self._llm is None:
-            raise EngineError(self._end_reason)
+        if problem := self._problem():
+            raise EngineEndedError(problem)
         assert self._model is not None and self._weights is not None, "a running engine has a model and weights"
         return self._llm, self._model, self._weights
 
@@ -244,10 +246,10 @@ class VllmEngine:
                 await self._end(weights.problem)
 
     async def ended(self) -> NoReturn:
-        """Raises EngineError once the engine has ended, by `close` or because one of its processes died."""
+        """Raises EngineEndedError once the engine has ended, by `close` or because one of its processes died."""
         while not self._problem():  # noqa: ASYNC110 - vLLM has no event for it
             await asyncio.sleep(_LOOK_SECONDS)
-        raise EngineError(f"the engine of {self._path} has ended: {self._problem()}")
+        raise EngineEndedError(f"the engine of {self._path} has ended: {self._problem()}")
 
     def _problem(self) -> str:
         """Why the engine can serve no more; empty while it can."""

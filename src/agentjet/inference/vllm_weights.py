@@ -115,6 +115,8 @@ class VllmWeights:
         async with self._placing:
             if self.problem:
                 raise EngineError(self.problem)
+            started = time.monotonic()
+            await self._pause(llm, version, limit_seconds)
             try:
                 async with asyncio.timeout(limit_seconds):
                     await self._swap(llm, version, path)
@@ -123,15 +125,25 @@ class VllmWeights:
             except Exception as error:
                 self.problem = f"the engine broke while weights {version} were put in place ({error!r}); restart it"
                 raise EngineError(self.problem) from error
+            log.info("weights_in_place", version=str(version), pause_seconds=round(time.monotonic() - started, 3))
+
+    async def _pause(self, llm: Any, version: Version, limit_seconds: float) -> None:
+        """Where it fails, no weight was touched: generation goes on with the old ones."""
+        try:
+            async with asyncio.timeout(limit_seconds):
+                await llm.pause_generation(mode="keep", clear_cache=not self._keep_kv)
+        except Exception as error:
+            try:
+                async with asyncio.timeout(limit_seconds):
+                    await llm.resume_generation()
+            except Exception as stuck:  # noqa: BLE001 - said in the error below, and the engine ends
+                self.problem = f"the engine can be neither paused nor resumed for weights {version} ({stuck!r})"
+            raise EngineError(
+                f"vLLM could not be paused for weights {version}: {error!r}; {self.problem or 'the old ones stay'}"
+            ) from error
 
     async def _swap(self, llm: Any, version: Version, path: Path) -> None:
-        """Pause, load, set the version, resume."""
-        started = time.monotonic()
-        try:
-            await llm.pause_generation(mode="keep", clear_cache=not self._keep_kv)
-        except Exception as error:
-            await llm.resume_generation()
-            raise EngineError(f"vLLM could not be paused for weights {version}: {error}; the old ones stay") from error
+        """Load, set the version, resume."""
         refusals = await llm.collective_rpc("load_snapshot", args=(str(path), list(self._layout.shapes)))
         if any(refusals) and not all(refusals):
             raise RuntimeError(
@@ -143,4 +155,3 @@ class VllmWeights:
         await llm.resume_generation()
         if any(refusals):
             raise EngineError(refusals[0])
-        log.info("weights_in_place", version=str(version), pause_seconds=round(time.monotonic() - started, 3))

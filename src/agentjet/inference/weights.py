@@ -4,6 +4,7 @@ Invariants:
 
 - Only versions that LEDGER holds and has not voided are loaded; of these the newest. A restart of the learner that
   voids steps takes the engine back to the version it published.
+- An engine that starts late serves nothing before it has the newest weights that were published (`caught_up`).
 - From the moment a step is in LEDGER until its weights are loaded, new generations wait (bounded by `hold_seconds`), so
   that a synchronous run stays on policy.
 - Weights that fail to arrive or to load leave the engine on its version; they are tried again.
@@ -34,6 +35,8 @@ from agentjet.schemas.weights import Weights
 log = structlog.get_logger(__name__)
 
 _RETRY_SECONDS = 3.0
+_LOAD_SECONDS, _LOAD_BYTES_PER_SECOND = 120.0, 50e6
+"""How long an engine may take to load weights, and how fast at least: a slow network disk."""
 
 
 class WeightsFollower:
@@ -61,6 +64,7 @@ class WeightsFollower:
         """When the wait for `expected` began, seconds since the epoch."""
         self._free = asyncio.Event()
         self._free.set()
+        self._caught_up = asyncio.Event()
         self._ledger, self._ledger_sequence = subject.ledger(run, model), 0
         self._weights, self._weights_sequence = subject.weights_of(run, model), 0
 
@@ -68,6 +72,10 @@ class WeightsFollower:
     def expected(self) -> Version | None:
         """The version that is on its way, or None."""
         return self._expected
+
+    async def caught_up(self) -> None:
+        """Returns once the engine has served the newest weights that were published, or nothing was trained yet."""
+        await self._caught_up.wait()
 
     async def ready(self) -> None:
         """Returns once no weights are awaited, or the hold has run out."""
@@ -78,7 +86,7 @@ class WeightsFollower:
         return self._view.is_same(one, other)
 
     async def catch_up(self) -> None:
-        """Load what was newest when it is called; an engine that starts late never serves older weights."""
+        """Read what there is, and load the newest weights; where that fails, `run` tries again."""
         start = self._ledger_sequence + 1
         async for message in self._bus.scan(stream_name(self._run, Stream.LEDGER), self._ledger, start=start):
             await self._apply(message)
@@ -148,6 +156,8 @@ class WeightsFollower:
         newest = self._newest()
         if newest is not None and newest != self._engine.version:
             await self._try(newest)
+        if newest == self._engine.version or (newest is None and self._view.num_steps == 0):
+            self._caught_up.set()
         self._settle_hold()
 
     def _newest(self) -> Version | None:
@@ -161,7 +171,8 @@ class WeightsFollower:
         started = time.monotonic()
         try:
             path = await self._arrivals.file(version, self._valid())
-            await self._engine.update_weights(version, path)
+            limit = _LOAD_SECONDS + self._published[version].num_bytes / _LOAD_BYTES_PER_SECOND
+            await self._engine.update_weights(version, path, timeout_seconds=limit)
         except (BusError, PatchError, EngineError, OSError, TimeoutError) as error:
             log.error("new weights could not be loaded", version=str(version), error=str(error))
             asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._changed.set)

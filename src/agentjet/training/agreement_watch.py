@@ -3,8 +3,8 @@
 Invariants:
 
 - Only reads: a step with a comparison before it does the same as one without.
-- An engine is judged by its own tokens, so one bad engine of several is named; what it was found to do stands until it
-  is compared again.
+- An engine is judged by its own tokens, so one bad engine of several is named; what it was found to do stands until
+  there are tokens enough to judge it again, or it has drawn none in several comparisons and counts as gone.
 - Where no token of the learner's own weights is at hand (a run that is far off-policy) nothing is compared, the next
   step tries again, and `agreement_step` tells since when.
 
@@ -21,7 +21,9 @@ from agentjet.algorithm.agreement import Agreement, agreement
 from agentjet.config import AgreementSettings
 from agentjet.schemas.sample import Sample
 from agentjet.training.compared_term import ComparedTerms, IsCurrent, choose_terms
-from agentjet.training.mismatch import Bounds, Reading, find_cause
+from agentjet.training.mismatch import MIN_TOKENS, Bounds, Reading, find_cause
+
+_GONE_COMPARISONS = 3
 
 
 class Scorer(Protocol):
@@ -53,6 +55,8 @@ class AgreementWatch:
         self._figures: dict[str, float] = {}
         self._agreed: set[str] = set()
         self._problems: dict[str, str] = {}
+        self._num_absent: dict[str, int] = {}
+        """Comparisons since an engine with a problem drew a token."""
 
     def is_due(self, step: int) -> bool:
         """Whether engines are to be compared before the step that follows `step` others."""
@@ -69,12 +73,13 @@ class AgreementWatch:
             step: Steps that the learner's weights hold.
             is_current: Whether a version names these weights.
         """
-        terms = choose_terms(samples, is_current, self._settings.num_tokens)
+        terms = choose_terms(samples, is_current, self._settings.num_tokens, least=MIN_TOKENS)
         if not len(terms.place):
             return {}
         logprob = self._read(terms.samples, terms)
         for engine in terms.engines:
             self._judge(engine, terms, logprob, step)
+        self._forget_gone(terms.engines)
         self._last_step = step
         self._figures = agreement(logprob, terms.sampled).figures()
         return dict(self._figures)
@@ -94,6 +99,8 @@ class AgreementWatch:
     def _judge(self, engine: str, terms: ComparedTerms, logprob: Tensor, step: int) -> None:
         is_own = terms.of(engine)
         found = agreement(logprob[is_own], terms.sampled[is_own])
+        if found.num_tokens < MIN_TOKENS:
+            return
         broken = self._bounds.broken_by(found)
         self._problems.pop(engine, None)
         if not broken:
@@ -105,6 +112,15 @@ class AgreementWatch:
             reading, found, self._bounds, dtype=self._scorer.engine_dtype, has_agreed=engine in self._agreed
         )
         self._problems[engine] = self._sentence(engine, found, broken, cause.value, step)
+
+    def _forget_gone(self, present: Sequence[str]) -> None:
+        """An engine that was started again has another name: nothing else would end its alarm."""
+        self._num_absent = {
+            engine: 0 if engine in present else self._num_absent.get(engine, 0) + 1 for engine in self._problems
+        }
+        for engine, num_absent in self._num_absent.items():
+            if num_absent >= _GONE_COMPARISONS:
+                del self._problems[engine]
 
     def _sentence(self, engine: str, found: Agreement, broken: str, cause: str, step: int) -> str:
         who = f"engine {engine}" if engine else "an engine"

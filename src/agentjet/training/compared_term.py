@@ -55,11 +55,14 @@ class _Span:
     stop: int
 
 
-def choose_terms(samples: Sequence[Sample], is_current: IsCurrent, num_tokens: int) -> ComparedTerms:
-    """The terms to compare: those of the first samples that bring every engine to its share of `num_tokens`."""
+def choose_terms(samples: Sequence[Sample], is_current: IsCurrent, num_tokens: int, *, least: int = 1) -> ComparedTerms:
+    """The terms to compare: those of the first samples that bring every engine to its share of `num_tokens`.
+
+    However many engines there are, each gets `least` tokens where it drew that many.
+    """
     spans = {place: list(_spans(sample, is_current)) for place, sample in enumerate(samples)}
     engines = {span.engine for found in spans.values() for span in found}
-    share = num_tokens / max(1, len(engines))
+    share = max(least, num_tokens / max(1, len(engines)))
     counts, chosen = Counter[str](), list[int]()
     for place, found in spans.items():
         if any(counts[span.engine] < share for span in found):

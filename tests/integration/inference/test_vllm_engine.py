@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from served_engine import ServedEngine, changed, needs_vllm
 
 from agentjet.errors import BadRequestError, EngineError
+from agentjet.inference import vllm_weights
 from agentjet.inference.engine import Draw
 from agentjet.inference.vllm_weights import VllmWeights
 from agentjet.pretrained import model_file
@@ -69,8 +70,24 @@ async def test_a_pause_that_fails_leaves_the_old_weights_and_nothing_paused(
     llm, other = served.engine._llm, changed(small, tmp_path, 1.5)
     pause = llm.pause_generation
     monkeypatch.setattr(llm, "pause_generation", failing)
-    with pytest.raises(EngineError, match=r"could not be paused .* no cache could be cleared; the old ones stay"):
+    with pytest.raises(EngineError, match=r"could not be paused .*no cache could be cleared.*; the old ones stay"):
         await served.engine.update_weights(served.next_version, other / "model.safetensors")
+    assert_exact(small, prompt(1, 30), await asyncio.wait_for(collect(served.engine, ask("a", prompt(1, 30))), 30))
+
+
+async def test_a_pause_that_hangs_leaves_the_old_weights_and_nothing_paused(
+    served: ServedEngine, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def hanging(**_: object) -> None:
+        await pause(mode="keep", clear_cache=False)
+        await asyncio.sleep(3600)
+
+    llm, other = served.engine._llm, changed(small, tmp_path, 1.5)
+    pause = llm.pause_generation
+    monkeypatch.setattr(llm, "pause_generation", hanging)
+    monkeypatch.setattr(vllm_weights, "LEAST_PLACE_SECONDS", 0.5)
+    with pytest.raises(EngineError, match=r"could not be paused .* TimeoutError.*; the old ones stay"):
+        await served.engine.update_weights(served.next_version, other / "model.safetensors", timeout_seconds=2)
     assert_exact(small, prompt(1, 30), await asyncio.wait_for(collect(served.engine, ask("a", prompt(1, 30))), 30))
 
 

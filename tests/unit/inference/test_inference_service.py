@@ -6,13 +6,14 @@ import time
 
 import pytest
 from chat_models import QWEN, RUN, assistant, user
+from scripted_engine import ScriptedEngine
 from small_swarm import SECRET, SmallSwarm, collect
 
 from agentjet.accounting.key import Key, sign
 from agentjet.bus.memory import MemoryBus
 from agentjet.chat.history import History
 from agentjet.chat.template import ChatTemplate
-from agentjet.errors import EngineError
+from agentjet.errors import EngineEndedError, EngineError
 from agentjet.inference import history
 from agentjet.inference.override import effective_sampling
 from agentjet.schemas import subject
@@ -88,6 +89,34 @@ async def _stored(swarm, request):
 
     sequence = await record.put(swarm.bus, RUN, Stream.INFER, where, request, reply="nowhere")
     return await swarm.bus.get(stream_name(RUN, Stream.INFER), sequence)
+
+
+async def test_an_engine_that_has_ended_leaves_its_calls_to_another(swarm):
+    """It would be the fastest to answer, with nothing but errors, until its process is gone."""
+    whole = ScriptedEngine(swarm.chat, "from the other one")
+
+    async def ended(generation):
+        raise EngineEndedError("one of its processes died")
+        yield
+
+    swarm.engine.generate = ended
+    key = await swarm.claim()
+    asking = asyncio.create_task(swarm.ask(swarm.request(key, [user("q")])))
+    await asyncio.sleep(0.2)
+    assert not asking.done()
+    swarm.engine.generate = whole.generate
+    _, reply = await asyncio.wait_for(asking, 10)
+    assert reply.message["content"] == "from the other one"
+
+
+async def test_a_call_that_an_engine_had_begun_when_it_ended_is_told_so(swarm):
+    def die(index: int) -> None:
+        if index == 1:
+            raise EngineEndedError("one of its processes died")
+
+    swarm.engine.on_draw = die
+    _, reply = await swarm.ask(swarm.request(await swarm.claim(), [user("q")]))
+    assert (reply.error.status, reply.error.code) == (503, "engine_error")
 
 
 async def test_deltas_join_to_the_content_and_name_one_generation(swarm):

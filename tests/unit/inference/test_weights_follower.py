@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -156,6 +157,59 @@ async def test_an_engine_elsewhere_that_comes_late_waits_for_the_learner_to_see_
     (tmp_path / "learner" / "1-0.safetensors").unlink()
     await follower(bus, engine, tmp_path).catch_up()
     assert engine.loaded == [(Version(1, 0), b"zero")]
+
+
+async def test_a_late_engine_serves_nothing_before_it_has_the_newest_weights(bus: MemoryBus, tmp_path: Path):
+    engine, out = ScriptedEngine(), publisher(bus, tmp_path, "auto")
+    following = follower(bus, engine, tmp_path, hold_seconds=0.0)
+    await following.catch_up()
+    await asyncio.wait_for(following.caught_up(), 1)  # nothing was trained yet: the model as it is
+    await out.publish(Version(1, 0), await start(bus), Source("zero"))
+    await out.publish(Version(1, 1), await step(bus, 1), Source("one"))
+    (tmp_path / "learner" / "1-1.safetensors").rename(tmp_path / "far")
+    late = follower(bus, engine, tmp_path, hold_seconds=0.0)
+    await late.catch_up()
+    tasks = [asyncio.ensure_future(late.run()), asyncio.ensure_future(late.caught_up())]
+    await asyncio.sleep(0.1)
+    assert not tasks[1].done(), "the hold is over, but that is for engines that fell behind"
+    (tmp_path / "far").rename(tmp_path / "learner" / "1-1.safetensors")
+    await asyncio.wait_for(tasks[1], 10)
+    assert engine.version == Version(1, 1)
+    await stopped(tasks[0])
+
+
+async def test_an_engine_that_comes_while_no_published_weights_count_waits_for_some(bus: MemoryBus, tmp_path: Path):
+    """The newest learner has said where it starts from, and its weights of that step are on their way."""
+    engine = ScriptedEngine()
+    await start(bus)
+    ledger = await step(bus, 1)
+    following = follower(bus, engine, tmp_path)
+    await following.catch_up()
+    tasks = [asyncio.ensure_future(following.run()), asyncio.ensure_future(following.caught_up())]
+    await asyncio.sleep(0.1)
+    assert not tasks[1].done()
+    await publisher(bus, tmp_path).publish(Version(1, 1), ledger, Source("one"))
+    await asyncio.wait_for(tasks[1], 10)
+    assert engine.version == Version(1, 1)
+    await stopped(tasks[0])
+
+
+async def test_large_weights_get_longer_to_load(bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    limits = list[float]()
+
+    async def update(version: Version, path: Path, *, timeout_seconds: float) -> None:
+        limits.append(timeout_seconds)
+        engine.version = version
+
+    class Large(Source):
+        def engine_weights(self, path: Path) -> Snapshot:
+            return replace(super().engine_weights(path), num_bytes=65 * 10**9)
+
+    engine = ScriptedEngine()
+    monkeypatch.setattr(engine, "update_weights", update)
+    await publisher(bus, tmp_path).publish(Version(1, 0), await start(bus), Large("zero"))
+    await follower(bus, engine, tmp_path).catch_up()
+    assert limits[0] == pytest.approx(120 + 1300)
 
 
 async def test_a_late_engine_loads_only_the_newest(bus: MemoryBus, tmp_path: Path):

@@ -166,6 +166,43 @@ def test_every_engine_gets_its_share_of_the_tokens():
     assert terms.of("a").sum() == terms.of("b").sum() == 240
 
 
+def test_every_engine_of_many_gets_tokens_enough_to_be_judged():
+    samples = [unread(seed, engine=f"e{seed % 40}") for seed in range(80)]
+    terms = choose_terms(samples, is_current, 400, least=64)
+    assert {int(terms.of(engine).sum()) for engine in terms.engines} == {120}
+    assert len(terms.engines) == 40
+
+
+def wrong(trainer: Trainer, seed: int, **fields) -> Sample:
+    sample = drawn(trainer, seed, **fields)
+    return told(sample, torch.tensor(sample.term_logprob) - 3)
+
+
+def test_too_few_tokens_neither_end_an_alarm_nor_count_as_agreement(make_trainer):
+    trainer = make_trainer()
+    one = watch(trainer)
+    one.compare([wrong(trainer, 0, engine="bad")], 4, is_current)
+    few = sample_of_rows([([1, 2], [3, 4])], logprobs=[-4.0, -4.0], calls=[{"versions": ("1-4",), "engine": "bad"}])
+    one.compare([few], 5, is_current)
+    assert one.problems()[0].startswith("engine bad")
+    assert one.is_due(6)
+    one.compare([wrong(trainer, 0, engine="bad")], 6, is_current)
+    assert "it agreed before" not in one.problems()[0]
+
+
+def test_an_alarm_ends_with_its_engine(make_trainer):
+    """One that was started again has a new name, under which it is judged anew."""
+    trainer = make_trainer()
+    one = watch(trainer)
+    one.compare([wrong(trainer, 0, engine="bad-1")], 4, is_current)
+    for step in (5, 6):
+        one.compare([drawn(trainer, 0, engine="bad-2")], step, is_current)
+        assert one.problems(), "it may just have drawn nothing"
+    one.compare([drawn(trainer, 0, engine="bad-2")], 7, is_current)
+    assert one.problems() == []
+    assert not one.is_due(8)
+
+
 def test_comparisons_come_every_so_many_steps_and_can_be_turned_off(make_trainer):
     trainer = make_trainer()
     one = watch(trainer, every_steps=3)
