@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from agentjet.config import LoraSettings
 from agentjet.errors import ConfigError, EngineError
 from agentjet.inference.weight_file import Layout, Snapshot
-from agentjet.pretrained.adapter_file import read_config
+from agentjet.pretrained.adapter_file import PREFIX, read_config
 
-_PREFIX = "base_model.model."
 _REFUSED = ("use_rslora", "use_dora", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern", "bias")
 """Entries of peft's configuration that would change what is computed."""
 _ABSENT = (None, False, "none", {}, [])
@@ -101,8 +100,8 @@ class AdapterLayout:
 
 
 def _down(layer: str) -> str:
-    return f"{_PREFIX}{layer}.lora_A.weight"
+    return f"{PREFIX}{layer}.lora_A.weight"
 
 
 def _up(layer: str) -> str:
-    return f"{_PREFIX}{layer}.lora_B.weight"
+    return f"{PREFIX}{layer}.lora_B.weight"

@@ -20,6 +20,8 @@ from torch import Tensor
 from agentjet.errors import EngineError
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+PREFIX = "base_model.model."
+"""Before a layer's own name in the names of tensors."""
 _KEY = "adapter_config"
 
 

@@ -24,11 +24,10 @@ from transformers import PreTrainedModel
 
 from agentjet.config import LoraSettings
 from agentjet.errors import ConfigError
+from agentjet.pretrained.adapter_file import PREFIX
 from agentjet.training.model import freeze, load_stored
 from agentjet.training.snapshot import weights_digest
 
-PREFIX = "base_model.model."
-"""Before a layer's own name in peft's files."""
 _NAME = "default"
 
 

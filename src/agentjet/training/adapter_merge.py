@@ -19,7 +19,6 @@ from agentjet.durable.manifest import STATE, verify
 from agentjet.durable.new_folder import new_folder
 from agentjet.errors import CheckpointError
 from agentjet.pretrained import adapter_file
-from agentjet.training.adapter import PREFIX
 from agentjet.training.head import scored_logprobs
 from agentjet.training.model import load_model
 from agentjet.training.model_folder import WEIGHTS, copy_model_files
@@ -89,7 +88,7 @@ def _add(model: PreTrainedModel, checkpoint: Path) -> None:
         if not name.endswith(".lora_A.weight"):
             continue
         layer = name.removesuffix(".lora_A.weight")
-        weight = model.get_parameter(f"{layer.removeprefix(PREFIX)}.weight")
+        weight = model.get_parameter(f"{layer.removeprefix(adapter_file.PREFIX)}.weight")
         second = tensors[f"{layer}.lora_B.weight"]
         weight.copy_(weight.double() + config["lora_alpha"] / config["r"] * (second.double() @ first.double()))
 

@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentjet.config import LoraSettings
 from agentjet.errors import ConfigError
-from agentjet.pretrained.adapter_file import lay_out, read_config
+from agentjet.pretrained.adapter_file import PREFIX, lay_out, read_config
 from agentjet.training import depth_first
-from agentjet.training.adapter import PREFIX, Adapter
+from agentjet.training.adapter import Adapter
 from agentjet.training.model import load_model
 from agentjet.training.trainer import Trainer
 
