@@ -3,7 +3,8 @@
 Invariants:
 
 - The base product is computed once for all tokens, unmerged; an adapter's product on its own tokens only.
-- The factors have the type that the layer multiplies in.
+- The factors are rounded to the type that the layer multiplies in, as the learner rounds them. On a CPU they are
+  multiplied in float32 all the same: for so few columns that is ten times as fast as in bfloat16, and exacter.
 
 It does not know versions or requests: adapters are numbers, 0 is the layer alone.
 """
@@ -12,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from agentjet.inference.adapter_layout import AdapterLayout, Factors
 from agentjet.inference.packed_linear import PackedLinear
@@ -38,6 +38,7 @@ class AdaptedLinear(nn.Module):
     def __init__(self, base: PackedLinear, scaling: float, spans: Sequence[Span]) -> None:
         super().__init__()
         self.base, self.factors = base, dict[int, Factors]()
+        """Those of each adapter, transposed."""
         self._scaling, self._spans = scaling, spans
 
     def forward(self, x: Tensor) -> Tensor:
@@ -46,8 +47,8 @@ class AdaptedLinear(nn.Module):
         out = self.base(x)
         for span in self._spans:
             factors = self.factors[span.adapter]
-            product = functional.linear(functional.linear(x[:, span.tokens], factors.down), factors.up)
-            out[:, span.tokens].add_(product, alpha=self._scaling)
+            product = x[0, span.tokens].to(factors.down.dtype) @ factors.down @ factors.up
+            out[0, span.tokens].add_(product, alpha=self._scaling)
         return out
 
 
@@ -72,7 +73,7 @@ class AdapterBank:
             setattr(model.get_submodule(parent), leaf, self._layers[name])
 
     def convert(self, factors: Mapping[str, Factors]) -> dict[str, Factors]:
-        """Factors as the layers multiply them."""
+        """Factors as the layers multiply them: transposed, in rows that lie together."""
         return {
             name: Factors(_like(one.down, self._layers[name].base), _like(one.up, self._layers[name].base))
             for name, one in factors.items()
@@ -102,4 +103,6 @@ class AdapterBank:
 
 
 def _like(factor: Tensor, base: PackedLinear) -> Tensor:
-    return factor.to(device=base.packed.device, dtype=base.dtype).contiguous()
+    device = base.packed.device
+    rounded = factor.to(device=device, dtype=base.dtype).T.contiguous()
+    return rounded.float() if device.type == "cpu" else rounded
