@@ -169,9 +169,9 @@ async def served_updates(folder: Path, batches: list[Batch], args: argparse.Name
             command = [sys.executable, str(Path(__file__).with_name("delivery_engine.py")), server.url, str(folder)]
             engines = [
                 await asyncio.create_subprocess_exec(
-                    *command, str(place / f"engine-{number}"), prompts, stdout=asyncio.subprocess.PIPE
+                    *command, str(place / "engines"), prompts, stdout=asyncio.subprocess.PIPE
                 )
-                for number in range(args.engines)
+                for _ in range(args.engines)
             ]
             try:
                 return await _updates(bus, publisher, trainer, engines, batches)

@@ -14,6 +14,7 @@ so that none finds keys of weights that are older than itself.
 """
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ import structlog
 
 from agentjet.errors import EngineError
 from agentjet.inference.adapter_shelf import Adapter
+from agentjet.inference.vllm_in_place import Changes, InPlace
 from agentjet.inference.weight_file import Layout, Snapshot
 from agentjet.schemas.ids import Version
 
@@ -67,6 +69,7 @@ class VllmWeights:
         self._layout, self._keep_kv = layout, keep_kv
         self._num_placed = 0
         self._placing = asyncio.Lock()
+        self._in_place = InPlace()
 
     def begin(self) -> Beginning:
         """A generation begins."""
@@ -94,10 +97,13 @@ class VllmWeights:
         is_wanted.set()
         try:
             async with asyncio.timeout(timeout_seconds):
+                await self._in_place.look(llm)
                 await asyncio.to_thread(self._read, path, is_wanted)
+                changes = await asyncio.to_thread(self._in_place.find, path)
         finally:
             is_wanted.clear()
-        placing = asyncio.create_task(self._place(llm, version, path, max(timeout_seconds, LEAST_PLACE_SECONDS)))
+        limit_seconds = max(timeout_seconds, LEAST_PLACE_SECONDS)
+        placing = asyncio.create_task(self._place(llm, version, path, changes, limit_seconds))
         placing.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.shield(placing)
 
@@ -111,21 +117,24 @@ class VllmWeights:
                     while is_wanted.is_set() and opened.readinto(buffer):
                         pass
 
-    async def _place(self, llm: Any, version: Version, path: Path, limit_seconds: float) -> None:
-        async with self._placing:
-            if self.problem:
-                raise EngineError(self.problem)
-            started = time.monotonic()
-            await self._pause(llm, version, limit_seconds)
-            try:
-                async with asyncio.timeout(limit_seconds):
-                    await self._swap(llm, version, path)
-            except EngineError:
-                raise
-            except Exception as error:
-                self.problem = f"the engine broke while weights {version} were put in place ({error!r}); restart it"
-                raise EngineError(self.problem) from error
-            log.info("weights_in_place", version=str(version), pause_seconds=round(time.monotonic() - started, 3))
+    async def _place(
+        self, llm: Any, version: Version, path: Path, changes: Changes | None, limit_seconds: float
+    ) -> None:
+        with contextlib.closing(changes) if changes is not None else contextlib.nullcontext():
+            async with self._placing:
+                if self.problem:
+                    raise EngineError(self.problem)
+                started = time.monotonic()
+                await self._pause(llm, version, limit_seconds)
+                try:
+                    async with asyncio.timeout(limit_seconds):
+                        await self._swap(llm, version, path, changes)
+                except EngineError:
+                    raise
+                except Exception as error:
+                    self.problem = f"the engine broke while weights {version} were put in place ({error!r}); restart it"
+                    raise EngineError(self.problem) from error
+                log.info("weights_in_place", version=str(version), pause_seconds=round(time.monotonic() - started, 3))
 
     async def _pause(self, llm: Any, version: Version, limit_seconds: float) -> None:
         """Where it fails, no weight was touched: generation goes on with the old ones."""
@@ -142,9 +151,9 @@ class VllmWeights:
                 f"vLLM could not be paused for weights {version}: {error!r}; {self.problem or 'the old ones stay'}"
             ) from error
 
-    async def _swap(self, llm: Any, version: Version, path: Path) -> None:
+    async def _swap(self, llm: Any, version: Version, path: Path, changes: Changes | None) -> None:
         """Load, set the version, resume."""
-        refusals = await llm.collective_rpc("load_snapshot", args=(str(path), list(self._layout.shapes)))
+        refusals = await self._in_place.load(llm, path, list(self._layout.shapes), changes)
         if any(refusals) and not all(refusals):
             raise RuntimeError(
                 f"some workers have the new weights and some refused them: {next(filter(None, refusals))}"

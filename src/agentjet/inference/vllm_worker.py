@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from agentjet.errors import EngineError
+from agentjet.inference.vllm_change import WeightChanger
 from agentjet.inference.weight_file import Snapshot
 
 
-class SnapshotLoader:
+class SnapshotLoader(WeightChanger):
     """Mixed into vLLM's worker class; its public methods are called on every worker at once."""
 
     def load_snapshot(self, path: str, names: Sequence[str]) -> str:
