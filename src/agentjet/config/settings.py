@@ -99,7 +99,8 @@ class EngineSettings(Section):
     vllm: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Further options of vLLM, by the names of its `AsyncEngineArgs`, such as `{ tensor_parallel_size = 2 }`."""
     is_colocated: bool = False
-    """vLLM and the learner of this model share one GPU: vLLM takes what the learner's estimated need leaves of it."""
+    """vLLM and the learner of this model share one GPU: vLLM takes what the learner's estimated need leaves of it. Only
+    for a model that is trained and has one engine."""
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> "EngineSettings":
@@ -188,6 +189,19 @@ class ModelSettings(Section):
         if self.engine.keep_kv and self.lora.rank:
             raise ValueError(
                 "engine.keep_kv is for whole weights: with lora, running requests keep their adapter; remove it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _shares_with_one(self) -> "ModelSettings":
+        if not self.engine.is_colocated:
+            return self
+        if not self.is_trained:
+            raise ValueError("engine.is_colocated: this model is not trained, so no learner shares its GPU; remove it")
+        if self.num_engines > 1:
+            raise ValueError(
+                f"engine.is_colocated: one engine shares the learner's GPU, but num_engines is {self.num_engines}; set "
+                "it to 1, or give the engines GPUs of their own"
             )
         return self
 

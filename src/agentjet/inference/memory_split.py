@@ -6,13 +6,15 @@ The learner's need is an estimate from above: what it holds all the time, and wh
 |---|---|
 | trained parameter: float32 weights, gradients, two Adam moments | 16 |
 | trained parameter, while it computes: its copy in bfloat16 | 2 |
-| parameter of a frozen reference in float32, unless it lies on the CPU | 4 |
-| parameter of a layer's matrix under a LoRA adapter, in the type that the learner multiplies in | 2 or 4 |
-| other parameter under an adapter (embedding, output head, norms) | 4 |
+| parameter of a frozen layer's matrix, in the type that the learner multiplies in | 2 or 4 |
+| other frozen parameter (embedding, output head, norms) | 4 |
 
-and `learner.activation_gib`, and a reserve for the output head of a pack and the two processes' CUDA contexts. With an
-adapter the reference is the base itself. vLLM takes the rest for its weights and as many keys and values as fit.
-Nothing here is measured on a GPU.
+and `learner.activation_gib`, and a reserve for the output head of a pack and the two processes' CUDA contexts. Frozen
+are a reference, unless it lies on the CPU, and the base under a LoRA adapter, which is its own reference.
+
+vLLM takes the rest: for its weights and adapters, for a step, and all else for keys and values. That last figure is
+given to it. What it would measure by itself is how the whole GPU's free memory changes while it starts, which a learner
+that starts at the same time falsifies. Nothing here is measured on a GPU.
 """
 
 import math
@@ -20,12 +22,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from agentjet.config import LoraSettings, ModelSettings
+from agentjet.config import EngineSettings, LoraSettings, ModelSettings
 from agentjet.errors import ConfigError
 
 _GIB = 1024**3
 _RESERVE_GIB = 4.0
 _TRAINED_BYTES, _COMPUTED_BYTES, _FLOAT32_BYTES = 16, 2, 4
+_GRAPHS_GIB = 1.0
+_LOGITS_COPIES, _ROW_COPIES = 4, 4
+"""As drawn, scaled, sorted and as log-probs; both halves of an MLP's input, their product, and what comes of it."""
 _WIDE = ("embed_tokens.weight", "lm_head.weight")
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -33,8 +38,42 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
+class Split:
+    """The engine's part of a GPU."""
+
+    share: float
+    """Of the GPU's memory."""
+    cache_bytes: int
+    """Of that, for keys and values."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineNeed:
+    """GPU memory that vLLM takes beside its keys and values."""
+
+    parameter_bytes: int
+    max_running: int
+    prefill_tokens: int
+
+    @classmethod
+    def of(cls, engine: EngineSettings) -> Self:
+        """What is asked for in its settings; `auto` is bfloat16 on a GPU."""
+        wide = engine.dtype == "float32"
+        return cls(_FLOAT32_BYTES if wide else _COMPUTED_BYTES, engine.max_running, engine.prefill_tokens)
+
+    def num_bytes(self, shapes: Shapes, lora: LoraSettings) -> int:
+        """Weights, adapters, a step's rows and logits, and CUDA graphs."""
+        held = sum(map(math.prod, shapes.values())) + adapter_parameters(shapes, lora) * lora.num_versions
+        widest = max(shape[0] for name, shape in shapes.items() if _is_matrix(name, shape))
+        vocabulary = max(shape[0] for shape in shapes.values())
+        rows = self.prefill_tokens * widest * _ROW_COPIES * self.parameter_bytes
+        logits = self.max_running * vocabulary * _LOGITS_COPIES * _FLOAT32_BYTES
+        return held * self.parameter_bytes + rows + logits + int(_GRAPHS_GIB * _GIB)
+
+
+@dataclass(frozen=True, slots=True)
 class LearnerNeed:
-    """GPU memory that a learner takes."""
+    """GPU memory that a learner takes, beside its engine."""
 
     matrix_bytes: int
     """Of each parameter of the layers' matrices."""
@@ -43,17 +82,20 @@ class LearnerNeed:
     fixed_bytes: int
     lora: LoraSettings
     """What is trained instead of the parameters, where it has a rank."""
+    engine: EngineNeed
 
     @classmethod
     def of(cls, model: ModelSettings) -> Self:
         """Of a model that is trained."""
-        fixed = int((model.learner.activation_gib + _RESERVE_GIB) * _GIB)
+        fixed, engine = int((model.learner.activation_gib + _RESERVE_GIB) * _GIB), EngineNeed.of(model.engine)
+        is_float32 = "float32" in (model.learner.precision, model.engine.dtype)
+        frozen = _FLOAT32_BYTES if is_float32 else _COMPUTED_BYTES
         if model.lora.rank:
-            is_float32 = "float32" in (model.learner.precision, model.engine.dtype)
-            return cls(_FLOAT32_BYTES if is_float32 else _COMPUTED_BYTES, _FLOAT32_BYTES, fixed, model.lora)
-        has_reference = model.algorithm.kl != "none" and model.algorithm.reference_device != "cpu"
-        each = _TRAINED_BYTES + _COMPUTED_BYTES + (_FLOAT32_BYTES if has_reference else 0)
-        return cls(each, each, fixed, model.lora)
+            return cls(frozen, _FLOAT32_BYTES, fixed, model.lora, engine)
+        trained = _TRAINED_BYTES + _COMPUTED_BYTES
+        if model.algorithm.kl == "none" or model.algorithm.reference_device == "cpu":
+            return cls(trained, trained, fixed, model.lora, engine)
+        return cls(trained + frozen, trained + _FLOAT32_BYTES, fixed, model.lora, engine)
 
     def num_bytes(self, shapes: Shapes) -> int:
         """For a model of such tensors."""
@@ -62,21 +104,20 @@ class LearnerNeed:
         trained = adapter_parameters(shapes, self.lora) * (_TRAINED_BYTES + _COMPUTED_BYTES)
         return self.matrix_bytes * matrices + self.other_bytes * others + trained + self.fixed_bytes
 
-    def engine_share(self, total_bytes: int, shapes: Shapes) -> float:
-        """What is left to the engine, as a share of the GPU's memory.
+    def split(self, total_bytes: int, shapes: Shapes) -> Split:
+        """What is left to the engine of a GPU.
 
-        Raises ConfigError when that does not hold the weights in bfloat16, the adapters, and a tenth more.
+        Raises ConfigError when that does not hold what it needs, and a tenth of it as keys and values.
         """
-        taken = self.num_bytes(shapes)
-        held = sum(map(math.prod, shapes.values())) + adapter_parameters(shapes, self.lora) * self.lora.num_versions
-        left, needed = total_bytes - taken, 1.1 * _COMPUTED_BYTES * held
-        if left < needed:
+        taken, needed = self.num_bytes(shapes), self.engine.num_bytes(shapes, self.lora)
+        left, least = total_bytes - taken, 1.1 * needed
+        if left < least:
             raise ConfigError(
                 f"engine.is_colocated: of the GPU's {total_bytes / _GIB:.1f} GiB the learner may take "
-                f"{taken / _GIB:.1f}, and the engine needs {needed / _GIB:.1f} at least; lower learner.activation_gib, "
+                f"{taken / _GIB:.1f}, and the engine needs {least / _GIB:.1f} at least; lower learner.activation_gib, "
                 "train a LoRA adapter (lora.rank), take a smaller model, or give them a GPU each"
             )
-        return left / total_bytes
+        return Split(left / total_bytes, left - needed)
 
 
 def adapter_parameters(shapes: Shapes, lora: LoraSettings) -> int:

@@ -117,7 +117,7 @@ class VllmEngine:
             prefill_tokens_per_step=settings.prefill_tokens,
             context_length=settings.context_tokens or None,
             options=settings.vllm,
-            learner=LearnerNeed.of(of) if settings.is_colocated and of.is_trained else None,
+            learner=LearnerNeed.of(of) if settings.is_colocated else None,
             lora=of.lora,
             keep_kv=settings.keep_kv,
         )

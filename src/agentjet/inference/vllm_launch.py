@@ -80,7 +80,7 @@ def launch(
         on = _device(device)
         wanted = str(choose_dtype(dtype, torch.device(on))).removeprefix("torch.")
         if learner is not None and on != "cpu":
-            options = {"gpu_memory_utilization": _engine_share(learner, layout)} | dict(options)
+            options = _part_of_gpu(learner, layout, options)
         is_on_cpu = on == "cpu"
         with environment(on_cpu() if is_on_cpu else {}, with_threads(num_threads) if is_on_cpu else {}):
             if is_on_cpu:
@@ -121,11 +121,15 @@ def _device(wanted: str) -> str:
     return has
 
 
-def _engine_share(learner: LearnerNeed, layout: Layout) -> float:
+def _part_of_gpu(learner: LearnerNeed, layout: Layout, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options, with what the learner leaves; whoever says how much vLLM may take is left to it."""
     from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
 
-    total_bytes: int = current_platform.get_device_total_memory()
-    return round(learner.engine_share(total_bytes, layout.shapes), 3)
+    if options.keys() & {"gpu_memory_utilization", "kv_cache_memory_bytes"}:
+        return options
+    part = learner.split(current_platform.get_device_total_memory(), layout.shapes)
+    # The share is compared with the free memory at the start; the cache's size takes the place of vLLM's measuring.
+    return {"gpu_memory_utilization": round(part.share, 3), "kv_cache_memory_bytes": part.cache_bytes} | dict(options)
 
 
 def check_settled(model_config: Any, dtype: str) -> None:

@@ -251,6 +251,13 @@ def test_keys_are_kept_over_whole_weights_only(file: Path):
     assert "engine.keep_kv is for whole weights" in refusal(file, model + "lora = { rank = 4 }\n")
 
 
+def test_one_engine_shares_the_gpu_of_a_learner(file: Path):
+    model = '[models.m]\npath = "tiny"\nengine = { kind = "vllm", is_colocated = true }\n'
+    assert loaded(file, model).settings.models["m"].engine.is_colocated
+    assert "num_engines is 2; set it to 1" in refusal(file, model + "num_engines = 2\n")
+    assert "no learner shares its GPU" in refusal(file, model + "is_trained = false\n")
+
+
 def test_an_adapter_needs_room_beside_the_one_before(file: Path):
     assert "models.m.lora.num_versions" in refusal(file, '[models.m]\npath = "tiny"\nlora = { num_versions = 1 }\n')
 

@@ -1,15 +1,23 @@
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from agentjet.config import LearnerSettings, LoraSettings, ModelSettings
+from agentjet.config import EngineSettings, LearnerSettings, LoraSettings, ModelSettings
 from agentjet.config.algorithm import AlgorithmSettings
 from agentjet.errors import ConfigError
-from agentjet.inference.memory_split import LearnerNeed, adapter_parameters
+from agentjet.inference import vllm_launch
+from agentjet.inference.memory_split import LearnerNeed, Split, adapter_parameters
 from agentjet.inference.weight_file import Layout
 from agentjet.pretrained import model_file
+from agentjet.training.reference import FrozenCopy
 from agentjet.training.trainer import Trainer
 
 GIB = 1024**3
@@ -37,30 +45,84 @@ def qwen(*, num_layers: int, hidden: int, inner: int, kv: int, vocab: int) -> di
 
 
 def plain(num_parameters: int) -> dict[str, tuple[int, ...]]:
-    return {"model.layers.0.mlp.up_proj.weight": (num_parameters, 1)}
+    return {"model.layers.0.mlp.up_proj.weight": (1000, num_parameters // 1000)}
 
 
 def test_half_a_billion_parameters_beside_their_engine_on_24_gib():
     need = LearnerNeed.of(ModelSettings(path="x", learner=LearnerSettings(activation_gib=4.0)))
     assert need.num_bytes(plain(494_000_000)) == 18 * 494_000_000 + 8 * GIB
-    assert need.engine_share(24 * GIB, plain(494_000_000)) == pytest.approx(0.32, abs=0.005)
+    assert need.split(24 * GIB, plain(494_000_000)).share == pytest.approx(0.32, abs=0.005)
 
 
 def test_a_reference_counts_where_it_lies_on_the_gpu():
-    def need(rank: int = 0, **algorithm: object) -> int:
-        chosen = AlgorithmSettings.model_validate(algorithm)
-        of = ModelSettings(path="x", algorithm=chosen, lora=LoraSettings(rank=rank))
-        return LearnerNeed.of(of).matrix_bytes
+    def need(rank: int = 0, precision: str = "auto", **algorithm: object) -> tuple[int, int]:
+        of = ModelSettings(
+            path="x",
+            algorithm=AlgorithmSettings.model_validate(algorithm),
+            learner=LearnerSettings.model_validate({"precision": precision}),
+            lora=LoraSettings(rank=rank),
+        )
+        return LearnerNeed.of(of).matrix_bytes, LearnerNeed.of(of).other_bytes
 
-    assert (need(), need(**K3), need(**K3, reference_device="cpu")) == (18, 22, 18)
-    assert (need(4), need(4, **K3)) == (2, 2)
+    assert (need(), need(**K3), need(**K3, reference_device="cpu")) == ((18, 18), (20, 22), (18, 18))
+    assert need(precision="float32", **K3) == (22, 22)
+    assert (need(4), need(4, **K3)) == ((2, 4), (2, 4))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "float32"])
+def test_a_reference_holds_what_is_reckoned(precision: str):
+    torch.set_num_threads(1)
+    folder, shapes = tiny()
+    learner = LearnerSettings.model_validate({"precision": precision, "device": "cpu"})
+    dtype = torch.float32 if precision == "float32" else torch.bfloat16
+    with FrozenCopy(folder, torch.device("cpu"), dtype, torch.device("cpu")).present() as model:
+        held = sum(weight.nbytes for weight in model.parameters())
+    with_it, without = (
+        LearnerNeed.of(ModelSettings(path="x", learner=learner, algorithm=AlgorithmSettings.model_validate(algorithm)))
+        for algorithm in (K3, {})
+    )
+    assert with_it.num_bytes(shapes) - without.num_bytes(shapes) == held
+
+
+def tiny() -> tuple[Path, Mapping[str, tuple[int, ...]]]:
+    """The preset's folder and its tensors."""
+    folder = model_file.fetch("tiny")
+    with torch.device("meta"):
+        return folder, Layout.of(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))).shapes
+
+
+def test_the_cache_is_what_the_engine_s_weights_and_a_step_leave():
+    def part(**engine: object) -> Split:
+        settings = EngineSettings.model_validate({"kind": "vllm", "max_running": 128, "prefill_tokens": 8192} | engine)
+        return LearnerNeed.of(ModelSettings(path="x", engine=settings)).split(80 * GIB, shapes)
+
+    shapes = qwen(num_layers=24, hidden=896, inner=4864, kv=128, vocab=151936)
+    size = sum(map(math.prod, shapes.values()))
+    usual = part()
+    step = 128 * 151936 * 4 * 4 + 8192 * 4864 * 4 * 2 + GIB
+    assert usual.cache_bytes == pytest.approx(usual.share * 80 * GIB - 2 * size - step, abs=1)
+    # Float32: the learner's share is the same, the engine's weights and rows are twice as large.
+    wide = part(dtype="float32")
+    assert (wide.share, usual.cache_bytes - wide.cache_bytes) == (usual.share, 2 * size + 8192 * 4864 * 4 * 2)
+    assert part(max_running=256).cache_bytes < usual.cache_bytes
+
+
+def test_vllm_is_given_its_part_of_the_gpu_unless_it_is_said(monkeypatch: pytest.MonkeyPatch):
+    platform = SimpleNamespace(get_device_total_memory=lambda: 24 * GIB)
+    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
+    need, layout = LearnerNeed.of(ModelSettings(path="x")), Layout(plain(494_000_000), {})
+    part = need.split(24 * GIB, layout.shapes)
+    given = {"gpu_memory_utilization": round(part.share, 3), "kv_cache_memory_bytes": part.cache_bytes}
+    assert vllm_launch._part_of_gpu(need, layout, {"block_size": 32}) == given | {"block_size": 32}
+    for said in ({"gpu_memory_utilization": 0.2}, {"kv_cache_memory_bytes": 5}):
+        assert vllm_launch._part_of_gpu(need, layout, said) == said
 
 
 def test_seven_billion_parameters_do_not_train_beside_their_engine_on_80_gib_but_their_adapter_does():
     with pytest.raises(ConfigError, match=r"of the GPU's 80\.0 GiB the learner may take 135\.\d, .* a GPU each"):
-        LearnerNeed.of(ModelSettings(path="x")).engine_share(80 * GIB, qwen(**QWEN_7B))
+        LearnerNeed.of(ModelSettings(path="x")).split(80 * GIB, qwen(**QWEN_7B))
     need = LearnerNeed.of(ModelSettings(path="x", lora=LoraSettings(rank=32)))
-    assert need.engine_share(80 * GIB, qwen(**QWEN_7B)) > 0.4
+    assert need.split(80 * GIB, qwen(**QWEN_7B)).share > 0.4
 
 
 def test_the_adapter_s_parameters_are_those_that_the_documents_name():
@@ -75,9 +137,7 @@ def test_the_adapter_s_parameters_are_those_that_the_documents_name():
 def test_a_learner_holds_no_more_than_is_reckoned(tmp_path, precision):
     """Weights, gradients and moments of a real one after a step's update."""
     torch.set_num_threads(1)
-    folder = model_file.fetch("tiny")
-    with torch.device("meta"):
-        shapes = Layout.of(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))).shapes
+    folder, shapes = tiny()
     learner = LearnerSettings.model_validate({"precision": precision, "device": "cpu"})
     lora = LoraSettings(rank=8)
     trainer = Trainer(folder, learner, AlgorithmSettings(), lora=lora, engine_dtype="bfloat16")
@@ -101,12 +161,13 @@ def test_learner_and_engine_never_take_more_than_there_is(
     lora = LoraSettings(rank=rank, target_modules=("down_proj",))
     need = LearnerNeed.of(ModelSettings(path="x", learner=LearnerSettings(activation_gib=activation_gib), lora=lora))
     total, shapes = total_gib * GIB, plain(num_parameters) | {"model.layers.0.mlp.down_proj.weight": (4096, 1024)}
-    size = num_parameters + 4096 * 1024
+    needed = need.engine.num_bytes(shapes, lora)
+    assert needed > 2 * sum(map(math.prod, shapes.values()))
     try:
-        share = need.engine_share(total, shapes)
+        part = need.split(total, shapes)
     except ConfigError:
-        adapters = 4 * rank * (4096 + 1024)
-        assert need.num_bytes(shapes) + 2.2 * (size + adapters) > total * (1 - 1e-9)
+        assert need.num_bytes(shapes) + 1.1 * needed > total * (1 - 1e-9)
         return
-    assert share * total + need.num_bytes(shapes) <= total * (1 + 1e-9)
-    assert share * total >= 2 * size
+    assert need.num_bytes(shapes) + needed + part.cache_bytes == total
+    assert part.cache_bytes >= 0.1 * needed * (1 - 1e-9)
+    assert part.share * total == pytest.approx(needed + part.cache_bytes)
