@@ -79,9 +79,7 @@ def _is_packed(module: nn.Module) -> bool:
         return True
     loaded: Any = get_layerwise_info(module).restore_metadata[0]
     held = module._parameters
-    return any(
-        name in held and held[name] is not None and held[name].shape != one.shape for name, one in loaded.items()
-    )
+    return any((kept := held.get(name)) is not None and kept.shape != one.shape for name, one in loaded.items())
 
 
 def _sum(tensor: Tensor) -> int:
