@@ -86,7 +86,7 @@ class EngineSettings(Section):
     max_running: Count = 64
     """Most requests in a batch."""
     context_tokens: Natural = 0
-    """Most tokens of prompt and completion; 0 takes the model's own limit (at most 8,192)."""
+    """Most tokens of prompt and completion; 0 takes the model's own limit, or 8,192 where that is more."""
     cache_tokens: Count = 32_768
     """Token positions whose keys and values are kept. vLLM on a GPU takes `gpu_memory_utilization` of it instead."""
     prefill_tokens: Count = 1024

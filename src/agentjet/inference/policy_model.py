@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from agentjet.config import LoraSettings
-from agentjet.errors import UnsupportedArchitectureError
+from agentjet.errors import ConfigError, UnsupportedArchitectureError
 from agentjet.inference import attention
 from agentjet.inference.adapted_linear import AdapterBank
 from agentjet.inference.adapter_layout import AdapterLayout
@@ -29,6 +29,7 @@ from agentjet.inference.weight_file import Layout, Snapshot
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 """Transformers model types (SmolLM and SmolLM2 are `llama`)."""
+_USUAL_CONTEXT, _LARGEST_DEFAULT_CONTEXT = 2048, 8192
 _STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
 _HEAD = "lm_head.weight"
 
@@ -66,6 +67,22 @@ def check_exact(config: Any, context_length: int) -> None:
         )
 
 
+def choose_context(wanted: int | None, config: Any) -> int:
+    """Most tokens of prompt and completion; None takes what the model was made for, up to 8,192.
+
+    Raises ConfigError when the model was made for fewer.
+    """
+    most = getattr(config, "max_position_embeddings", None) or _USUAL_CONTEXT
+    if wanted is None:
+        return min(most, _LARGEST_DEFAULT_CONTEXT)
+    if wanted > most:
+        raise ConfigError(
+            f"engine.context_tokens is {wanted}, but the model was made for {most}; lower it, or take a model whose "
+            "config.json says more"
+        )
+    return wanted
+
+
 class PolicyModel:
     """Weights and forward pass."""
 
@@ -79,8 +96,7 @@ class PolicyModel:
         lora: LoraSettings | None = None,
     ) -> None:
         config = AutoConfig.from_pretrained(folder)
-        most = getattr(config, "max_position_embeddings", None) or 2048
-        self.context_length = min(context_length or most, most)
+        self.context_length = choose_context(context_length, config)
         check_exact(config, self.context_length)
         logging.disable_progress_bar()
         model: Any = AutoModelForCausalLM.from_pretrained(

@@ -5,7 +5,8 @@ from collections import deque
 from collections.abc import Callable
 
 _WINDOW_SECONDS = 5.0
-_IDLE_SECONDS = 1.0
+_MOMENT_SECONDS = 0.02
+"""The calls of one engine step are told one after the other; together they are one event."""
 
 
 class Rate:
@@ -23,19 +24,25 @@ class Rate:
         """The last known rate, which stays while nothing happens."""
 
     def add(self, count: int) -> None:
-        """So many have just happened."""
+        """So many have just happened; since the event before it there was work."""
         now, events = self._clock(), self._events
-        if events and now - events[-1][0] > _IDLE_SECONDS:
-            events.clear()
-            self._total = 0
-        events.append((now, count))
         self._total += count
-        while now - events[0][0] > _WINDOW_SECONDS:
+        if events and now - events[-1][0] < _MOMENT_SECONDS:
+            moment, before = events[-1]
+            events[-1] = (moment, before + count)
+        else:
+            events.append((now, count))
+        while len(events) > 2 and now - events[0][0] > _WINDOW_SECONDS:
             self._total -= events.popleft()[1]
-        seconds = now - events[0][0]
+        seconds = events[-1][0] - events[0][0]
         if seconds > 0:
             # What the first event counts came before the window.
             self._newest = (self._total - events[0][1]) / seconds
+
+    def rest(self) -> None:
+        """There is no work any more: the time until the next event does not count."""
+        self._events.clear()
+        self._total = 0
 
     @property
     def per_second(self) -> float:

@@ -63,7 +63,7 @@ class TransformersEngine:
             cache_tokens: Positions of keys and values kept, running and finished sequences together.
             prefill_tokens_per_step: Most prompt tokens a step computes, so that long prompts do not stall the others.
             version: What the weights at `path` are.
-            context_length: Most tokens of prompt and completion; None takes the model's.
+            context_length: Most tokens of prompt and completion; None takes the model's, up to 8,192.
             lora: With a rank, updates are adapters, and a generation keeps the one with which it began.
             keep_kv: At an update of whole weights, running generations keep their keys and values.
         """

@@ -74,7 +74,7 @@ class VllmEngine:
             cache_tokens: Positions of keys and values kept, on a CPU; on a GPU `gpu_memory_utilization` tells.
             prefill_tokens_per_step: Most tokens a step computes.
             version: What the weights at `path` are.
-            context_length: Most tokens of prompt and completion; None takes the model's.
+            context_length: Most tokens of prompt and completion; None takes the model's, up to 8,192.
             options: Further fields of vLLM's `AsyncEngineArgs`.
             learner: Who shares the GPU; None where nobody does.
             lora: With a rank, updates are adapters, and a generation keeps the one with which it began.
@@ -203,6 +203,8 @@ class VllmEngine:
             raise kind(f"generation {generation.id} failed: {self._why(error)}") from error
         finally:
             del self._open[generation.id], self._lengths[generation.id]
+            if not self._open:
+                self._rate.rest()
             if self._llm is llm and not reader.is_over:
                 # One that was cancelled while vLLM took it in would go on there.
                 await llm.abort(generation.id)

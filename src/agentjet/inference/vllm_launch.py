@@ -6,6 +6,7 @@ with. It blocks for seconds and belongs in a thread.
 
 import os
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from agentjet.errors import EngineError
 from agentjet.inference.adapter_layout import AdapterLayout
 from agentjet.inference.engine import Tokenizer
 from agentjet.inference.memory_split import LearnerNeed
-from agentjet.inference.policy_model import choose_dtype
+from agentjet.inference.policy_model import choose_context, choose_dtype
 from agentjet.inference.vllm_options import (
     check_installed,
     engine_arguments,
@@ -72,7 +73,7 @@ def launch(
     folder = model_file.resolve(path)
     config = AutoConfig.from_pretrained(folder)
     text_config = config.get_text_config()
-    most = getattr(text_config, "max_position_embeddings", None) or 2048
+    context_length = choose_context(context_length, _overridden(text_config, options))
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     layout, adapted = Layout.of(model), AdapterLayout.of(model, lora) if lora.rank else None
@@ -97,7 +98,7 @@ def launch(
                 max_running=max_running,
                 cache_tokens=cache_tokens,
                 prefill_tokens_per_step=prefill_tokens_per_step,
-                context_length=min(context_length or most, most),
+                context_length=context_length,
                 options=options,
                 lora=lora,
             )
@@ -107,6 +108,15 @@ def launch(
     tokenizer = AutoTokenizer.from_pretrained(folder) if (folder / "tokenizer.json").is_file() else None
     context = settled.model_config.max_model_len
     return llm, LaunchedModel(layout, adapted, context, text_config.vocab_size, tokenizer)
+
+
+def _overridden(text_config: Any, options: Mapping[str, Any]) -> Any:
+    """A model's configuration with the fields that vLLM is told to see in it."""
+    seen = copy(text_config)
+    seen.max_position_embeddings = options.get("hf_overrides", {}).get(
+        "max_position_embeddings", getattr(text_config, "max_position_embeddings", None)
+    )
+    return seen
 
 
 def _device(wanted: str) -> str:

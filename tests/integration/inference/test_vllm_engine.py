@@ -129,11 +129,10 @@ async def test_l1_smollm2_in_bfloat16_stays_near_a_learner_before_and_after_new_
     await real.serve(other)
     results = await sampled(real, prompts)
     after, stale = (learner_differences(folder, prompts, results, 0.6) for folder in (other, real.base))
-    # Measured at the start: mean 0.032, p99.9 0.41; on a CPU vLLM's output head is bfloat16 too. Held to twice the
-    # bounds that are expected of bfloat16, where to alarm.
+    # Measured: mean 0.032, p99.9 0.41; on a CPU vLLM's output head is bfloat16 too. Held to where a run would alarm.
     for difference in (before, after):
         assert difference.mean().item() <= 0.06
-        assert difference.quantile(0.999).item() <= 0.8
+        assert difference.quantile(0.999).item() <= 0.6
     assert stale.mean().item() > 2 * after.mean().item()
 
 
