@@ -9,13 +9,19 @@ import pytest
 import torch
 from adapter_use import make_adapter
 from engine_use import TOLERANCE, ask, assert_exact, broken_snapshots, collect, ids_of, logprobs_of, prompt, reference
+from made_sample import sample_of_rows
 from served_engine import CONTEXT, ServedEngine, changed, constant
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from agentjet.config import AlgorithmSettings, LearnerSettings
 from agentjet.errors import ContextLengthError, EngineError
 from agentjet.inference.engine import Draw
 from agentjet.schemas.call import FinishReason
 from agentjet.schemas.ids import Version
+from agentjet.schemas.sample import Sample
+from agentjet.training.state import load_state, save_state
+from agentjet.training.trainer import Trainer
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.filterwarnings("default")]
 pytestmark.append(pytest.mark.timeout(400))  # vLLM starts in 20 s, and compiles kernels where it never ran
@@ -173,14 +179,49 @@ async def test_l8_new_weights_say_something_else_and_carry_the_learners_version(
     assert after[-1].version == served.engine.version == Version(1, before[-1].version.step + 1)
 
 
-async def test_l10_weights_that_come_again_give_the_log_probs_they_gave_before(served: ServedEngine, other: Path):
-    await served.serve(other)
-    first = await collect(served.engine, ask("a", prompt(1, 30), max_tokens=30))
+async def test_l10_after_a_restart_from_a_checkpoint_engine_and_learner_differ_as_before_it(
+    served: ServedEngine, tmp_path: Path
+):
+    trainer = make_trainer(served.base)
+    episodes = [[drawn_sample(await collect(served.engine, ask(str(n), START, seed=n)), n) for n in range(4)]]
+    trainer.step(episodes)
+    save_state(trainer, tmp_path / "checkpoint", {})
+    before, of_learner = await learner_and_engine(served, trainer, tmp_path / "before.safetensors")
     await served.restore()
-    await served.serve(other)
-    again = await collect(served.engine, ask("b", prompt(1, 30), max_tokens=30))
-    assert ids_of(again) == ids_of(first)
-    assert (logprobs_of(again) - logprobs_of(first)).abs().max() <= TOLERANCE / 10
+    resumed = make_trainer(served.base)
+    load_state(resumed, tmp_path / "checkpoint")
+    again, of_resumed = await learner_and_engine(served, resumed, tmp_path / "after.safetensors")
+    assert torch.equal(of_resumed, of_learner)
+    assert (again - before).abs().max() <= TOLERANCE / 10
+    assert (before - of_learner).abs().max() <= TOLERANCE
+    assert trainer.step(episodes).digest == resumed.step(episodes).digest
+
+
+START = prompt(7, 30)
+
+
+def make_trainer(folder: Path) -> Trainer:
+    learner = {"learning_rate": 1e-2, "precision": "float32", "device": "cpu"}
+    return Trainer(
+        folder,
+        LearnerSettings.model_validate(learner),
+        AlgorithmSettings(),
+        engine_dtype="float32",
+        is_deterministic=True,
+    )
+
+
+def drawn_sample(draws: Sequence[Draw], member: int) -> Sample:
+    logprobs = logprobs_of(draws).tolist()
+    return sample_of_rows([(START, ids_of(draws))], logprobs=logprobs, member=member, reward=float(member % 2))
+
+
+async def learner_and_engine(served: ServedEngine, trainer: Trainer, path: Path) -> tuple[Tensor, Tensor]:
+    """[tokens] log-probs by the engine, on the trainer's weights, of what it draws, and the learner's of the same."""
+    trainer.engine_weights(path)
+    await served.engine.update_weights(served.next_version, path)
+    draws = await collect(served.engine, ask("after", START, max_tokens=30, seed=3))
+    return logprobs_of(draws), trainer.logprobs([drawn_sample(draws, 0)])[0].double()
 
 
 async def test_l7_running_generations_recompute_their_cache_and_none_fails(served: ServedEngine, other: Path):
