@@ -3,13 +3,11 @@
 from agentjet.config.agreement import AgreementSettings
 from agentjet.config.algorithm import AlgorithmSettings
 from agentjet.config.lora import LoraSettings
+from agentjet.config.model import EngineSettings, LearnerSettings, ModelSettings
 from agentjet.config.settings import (
     CheckpointSettings,
-    EngineSettings,
     EvalSettings,
     GatewaySettings,
-    LearnerSettings,
-    ModelSettings,
     NatsSettings,
     PoolSettings,
     RewardSettings,
