@@ -148,6 +148,7 @@ class VllmEngine:
             MissingExtraError: vLLM is not installed.
             ConfigError: An option is unknown to it, or AgentJet's own, or `lora` does not fit it or the model.
             ModelNotFoundError: There is no such model on this machine.
+            UnsupportedArchitectureError: Its attention is none that vLLM has here.
             EngineError: vLLM can not load it, or not as it was asked to.
         """
         try:

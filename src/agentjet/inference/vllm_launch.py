@@ -5,7 +5,8 @@ with. It blocks for seconds and belongs in a thread.
 """
 
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from agentjet.config import LoraSettings
-from agentjet.errors import EngineError
+from agentjet.errors import EngineError, UnsupportedArchitectureError
 from agentjet.inference.adapter_layout import AdapterLayout
 from agentjet.inference.engine import Tokenizer
 from agentjet.inference.memory_split import LearnerNeed
@@ -104,6 +105,8 @@ def launch(
             )
             settled = arguments.create_engine_config()
             check_settled(settled.model_config, wanted)
+            if is_on_cpu:
+                check_head_size(settled.model_config.get_head_size())
             llm = _llm(settled)
     tokenizer = AutoTokenizer.from_pretrained(folder) if (folder / "tokenizer.json").is_file() else None
     context = settled.model_config.max_model_len
@@ -154,10 +157,30 @@ def check_settled(model_config: Any, dtype: str) -> None:
         )
 
 
+def check_head_size(head_size: int) -> None:
+    """Raises UnsupportedArchitectureError where vLLM's attention on a CPU would fail, but only at the first call."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend  # pyright: ignore[reportMissingImports]
+
+    sizes: list[int] = CPUAttentionBackend.get_supported_head_sizes()
+    if head_size not in sizes:
+        known = ", ".join(map(str, sizes))
+        raise UnsupportedArchitectureError(
+            f"vLLM's attention on a CPU takes heads of {known}, and this model's are of {head_size}; take another model "
+            'or engine.kind = "transformers"'
+        )
+
+
 def _llm(settled: Any) -> Any:
     from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports]
     from vllm.v1.executor import Executor  # pyright: ignore[reportMissingImports]
 
     from agentjet.inference.vllm_executor import tethered
 
-    return AsyncLLM(settled, tethered(Executor.get_class(settled)), log_stats=False, log_requests=False)
+    class QuietLLM(AsyncLLM):
+        """When the interpreter ends, vLLM's own finalizer finds nothing left to call, and says so as an error."""
+
+        def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+            if not is_ending():
+                super().__del__()
+
+    return QuietLLM(settled, tethered(Executor.get_class(settled)), log_stats=False, log_requests=False)

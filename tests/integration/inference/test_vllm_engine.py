@@ -14,9 +14,10 @@ from engine_use import ask, assert_exact, city_prompts, collect, learner_differe
 from safetensors.torch import load_file, save_file
 from served_engine import ServedEngine, changed, needs_vllm
 
-from agentjet.errors import BadRequestError, EngineError
+from agentjet.errors import BadRequestError, EngineError, UnsupportedArchitectureError
 from agentjet.inference import vllm_weights
 from agentjet.inference.engine import Draw
+from agentjet.inference.vllm_launch import check_head_size
 from agentjet.inference.vllm_weights import VllmWeights
 from agentjet.pretrained import model_file
 
@@ -40,6 +41,12 @@ async def test_what_vllm_would_change_or_die_of_is_refused(served: ServedEngine)
         with pytest.raises(BadRequestError, match="vocabulary of 448"):
             await collect(served.engine, ask("a", [1, outside, 2]))
     assert_exact(served.base, prompt(1, 9), await collect(served.engine, ask("a", prompt(1, 9))))
+
+
+async def test_heads_that_vllm_can_not_compute_on_a_cpu_are_refused_before_it_starts():
+    check_head_size(64)
+    with pytest.raises(UnsupportedArchitectureError, match=r"heads of 32, 64.*this model's are of 16"):
+        check_head_size(16)
 
 
 async def test_a_snapshot_that_workers_refuse_leaves_the_old_weights_and_nothing_paused(
