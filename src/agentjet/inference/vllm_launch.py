@@ -165,8 +165,8 @@ def check_head_size(head_size: int) -> None:
     if head_size not in sizes:
         known = ", ".join(map(str, sizes))
         raise UnsupportedArchitectureError(
-            f"vLLM's attention on a CPU takes heads of {known}, and this model's are of {head_size}; take another model "
-            'or engine.kind = "transformers"'
+            f"vLLM's attention on a CPU takes heads of {known}, and this model's are of {head_size}; take another "
+            'model, or engine.kind = "transformers"'
         )
 
 
