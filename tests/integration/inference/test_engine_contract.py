@@ -14,12 +14,13 @@ from served_engine import CONTEXT, ServedEngine, changed, constant
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from agentjet.config import AlgorithmSettings, LearnerSettings
+from agentjet.config import AgreementSettings, AlgorithmSettings, LearnerSettings
 from agentjet.errors import ContextLengthError, EngineError
 from agentjet.inference.engine import Draw
 from agentjet.schemas.call import FinishReason
 from agentjet.schemas.ids import Version
 from agentjet.schemas.sample import Sample
+from agentjet.training.agreement_watch import AgreementWatch
 from agentjet.training.state import load_state, save_state
 from agentjet.training.trainer import Trainer
 
@@ -195,6 +196,28 @@ async def test_l10_after_a_restart_from_a_checkpoint_engine_and_learner_differ_a
     assert (again - before).abs().max() <= TOLERANCE / 10
     assert (before - of_learner).abs().max() <= TOLERANCE
     assert trainer.step(episodes).digest == resumed.step(episodes).digest
+
+
+async def test_l1_a_learner_finds_that_the_engine_agrees_and_names_it_when_it_serves_other_weights(
+    served: ServedEngine, other: Path
+):
+    watch = AgreementWatch("game", AgreementSettings(), make_trainer(served.base))
+
+    async def compare(step: int) -> dict[str, float]:
+        draws = await collect(served.engine, ask(str(step), START, max_tokens=200, temperature=0.6))
+        call = {"versions": ("1-4",), "temperature": 0.6, "engine": served.kind}
+        sample = sample_of_rows([(START, ids_of(draws))], logprobs=logprobs_of(draws).tolist(), calls=[call])
+        return watch.compare([sample], step, lambda version: version == "1-4")
+
+    figures = await compare(4)
+    assert figures["agreement_num_tokens"] == 200
+    assert figures["agreement_max_nats"] <= TOLERANCE
+    assert watch.problems() == []
+    await served.serve(other)
+    await compare(5)
+    (problem,) = watch.problems()
+    assert problem.startswith(f"engine {served.kind} and the learner of model game disagree on 200 tokens")
+    assert "older weights than it says" in problem
 
 
 START = prompt(7, 30)

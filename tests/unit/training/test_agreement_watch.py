@@ -7,10 +7,7 @@ import torch
 from made_sample import sample_of_rows
 
 from agentjet.config import AgreementSettings
-from agentjet.inference.engine import Generation
-from agentjet.inference.transformers_engine import TransformersEngine
 from agentjet.schemas.sample import Sample
-from agentjet.schemas.sampling import Sampling
 from agentjet.training.agreement_watch import AgreementWatch
 from agentjet.training.compared_term import choose_terms
 from agentjet.training.trainer import Trainer
@@ -53,27 +50,6 @@ def test_l1_an_engine_with_the_same_weights_agrees(make_trainer):
     assert figures["agreement_outside_ratio"] == 0
     assert one.problems() == []
     assert one.metrics()["agreement_step"] == 4
-
-
-async def test_l1_the_embedded_engine_agrees_in_float32(make_trainer, model_folder):
-    trainer, prompt = make_trainer(), (1, 2, 3, 4)
-    engine = TransformersEngine(model_folder, device="cpu", dtype="float32")
-    await engine.start()
-    try:
-        sampling = Sampling(temperature=0.6, max_tokens=200, seed=1)
-        draws = [draw async for draw in engine.generate(Generation("g", prompt, sampling, frozenset()))]
-    finally:
-        await engine.close()
-    sample = sample_of_rows(
-        [(prompt, [token for draw in draws for token in draw.ids])],
-        logprobs=[logprob for draw in draws for logprob in draw.logprobs],
-        calls=[{"versions": ("1-4",), "temperature": 0.6, "engine": "embedded"}],
-    )
-    one = watch(trainer)
-    figures = one.compare([sample], 4, is_current)
-    assert figures["agreement_num_tokens"] == 200
-    assert figures["agreement_max_nats"] <= 1e-3
-    assert one.problems() == []
 
 
 def test_an_engine_that_reports_raw_log_probs_is_named(make_trainer):
