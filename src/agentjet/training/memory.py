@@ -20,9 +20,10 @@ MIN_TOKENS = 64
 """Shortest stretch; a smaller budget is exceeded."""
 FILLED_RATIO = 0.85
 """Of the budget; an allocator's gaps take the rest."""
-WALKED_RATIO = 0.72
+WALKED_RATIO = 0.66
 """Of the budget where a forest is walked: stretches leave more gaps, and gathered keys and the output head come beside.
-Filled to 0.85 a walk of 33,872 tokens took 113 and 126 % of that on two processors (`benchmarks/memory.py`)."""
+Filled to 0.85 a walk of 33,872 tokens took 113 and 126 % of that on two processors, filled to 0.72 139 %, to 0.66 141 %
+(`benchmarks/memory.py`)."""
 MARGIN = 1.25
 """Over the plain decoder's count; norms after a layer, which Gemma adds, need the most of it."""
 HIDDEN_BYTES = 26
