@@ -136,10 +136,11 @@ async def test_l1_smollm2_in_bfloat16_stays_near_a_learner_before_and_after_new_
     await real.serve(other)
     results = await sampled(real, prompts)
     after, stale = (learner_differences(folder, prompts, results, 0.6) for folder in (other, real.base))
-    # Measured: mean 0.032, p99.9 0.41; on a CPU vLLM's output head is bfloat16 too. Held to where a run would alarm.
+    # Measured before and after: mean 0.032 and 0.035, p99 0.22 and 0.27, p99.9 0.41 and 0.59, which of 480 tokens is
+    # the largest but one and moves with the batching. On a CPU vLLM's output head is bfloat16 too.
     for difference in (before, after):
         assert difference.mean().item() <= 0.06
-        assert difference.quantile(0.999).item() <= 0.6
+        assert difference.quantile(0.99).item() <= 0.4
     assert stale.mean().item() > 2 * after.mean().item()
 
 
